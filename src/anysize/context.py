@@ -1,0 +1,85 @@
+"""What server and clients both know: the model without its weights, the task, the sizes, the options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from anysize.config import TrainingConfig
+from anysize.elastic.axes import Axes
+from anysize.elastic.slicing import narrow
+from anysize.objectives import Tricks
+from anysize.tasks import Task
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is, with one label: the key in every table and file.
+
+    >>> Size(0.25).label
+    '0.25'
+    >>> Size(0.4, name="camera").label
+    'camera'
+    """
+
+    width: float
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """The capacity as given, or the device group's name."""
+        return self.name or repr(float(self.width))
+
+
+@dataclass(frozen=True)
+class Context:
+    """Immutable, and the same on the server and on every client, but for `initial`, which only the server has.
+
+    Attributes:
+        template: the full network's structure (a skeleton: no weights), its batch-norm treated as `tricks` says.
+        axes: which axis of which tensor belongs to which width group.
+        task: what is learned.
+        sizes: the sizes that the fleet trains, smallest first.
+        training: the local training options.
+        tricks: the shared tricks, the method's own where the experiment gives none.
+        augment: names of the augmentations of a client's batches.
+        classes: how many classes the task has; None where it has none.
+        seed: of the whole run.
+        initial: the full network's weights at the start; None on a client.
+        pretrained: whether `initial` was learned, so that a method must start from it rather than draw its own.
+    """
+
+    template: nn.Module
+    axes: Axes
+    task: Task
+    sizes: tuple[Size, ...]
+    training: TrainingConfig
+    tricks: Tricks
+    augment: tuple[str, ...] = ()
+    classes: int | None = None
+    seed: int = 0
+    initial: Mapping[str, Tensor] | None = None
+    pretrained: bool = False
+    _skeletons: dict[float, nn.Module] = field(default_factory=dict, repr=False, compare=False)
+
+    def skeleton(self, width: float) -> nn.Module:
+        """The network narrowed to `width`, without weights; made once, so copy it before you change it."""
+        if width not in self._skeletons:
+            self._skeletons[width] = narrow(self.template, self.axes, width)
+        return self._skeletons[width]
+
+    @property
+    def largest(self) -> Size:
+        """The largest trained size."""
+        return self.sizes[-1]
+
+    def start(self) -> Mapping[str, Tensor]:
+        """The full network's weights at the start; an error on a client, which never holds them."""
+        assert self.initial is not None, "only the server holds the initial weights"
+        return self.initial
+
+    def for_client(self) -> Context:
+        """The same context without what only the server may hold."""
+        return replace(self, initial=None)

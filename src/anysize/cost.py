@@ -1,0 +1,150 @@
+"""What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. The only place where cost is computed.
+
+Everything is counted on the meta device, from the very messages and networks that clients get, by torch's own counter and
+autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from anysize.context import Context, Size
+from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.methods.base import Client, Method, SubModel
+from anysize.objectives import Batch, Step, make_objective
+from anysize.wire import size_bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one size.
+
+    Attributes:
+        parameters: what a client trains and sends.
+        macs: multiply-adds of one forward pass of the finished network, per sample.
+        training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size.
+        activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch size.
+        bytes_down: the message to a client in a round.
+        bytes_up: the message back.
+        inference_bytes: parameters and buffers of the finished network.
+    """
+
+    parameters: int
+    macs: int
+    training_macs: int
+    activation_bytes: int
+    bytes_down: int
+    bytes_up: int
+    inference_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Both messages of a round."""
+        return self.bytes_down + self.bytes_up
+
+    def units(self) -> dict[str, float]:
+        """Every unit that a budget can name."""
+        return {**asdict(self), "bytes": self.bytes}
+
+
+def measure(context: Context, method: Method[Any], state: Any, size: Size, example: Batch) -> Cost:
+    """The cost of a client of that size.
+
+    Args:
+        context: the server's.
+        method: the method.
+        state: any state of it.
+        size: of the client.
+        example: a batch of the training batch size, real or meta; only its shapes and types matter.
+    """
+    client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
+    message = method.extract(context, state, client)
+    meta = SubModel({n: t.to("meta") for n, t in message.tensors.items()}, message.ticket | {"task": "train", "rate": 0.1})
+    module = hollow(method.build(context, meta), constants=False)
+    batch = Batch(example.x.to("meta"), example.y.to("meta"))
+    training, held = training_step(context, method, module, batch)
+    network = hollow(method.customize(context, state, trained(method, context, size)), constants=False)
+    answer = method.pack(module, meta)
+    return Cost(
+        parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
+        macs=forward_macs(network, batch.x[:1]),
+        training_macs=training // len(batch.x),
+        activation_bytes=held,
+        bytes_down=size_bytes(meta.tensors, meta.ticket),
+        bytes_up=size_bytes(answer.tensors, answer.ticket | _measured(context)),
+        inference_bytes=sum(t.numel() * t.element_size() for _, t in named_tensors(network)),
+    )
+
+
+def trained(method: Method[Any], context: Context, size: Size) -> Size:
+    """The largest size of the method that is not above `size`: what a device of that size runs in the end."""
+    fitting = [s for s in method.sizes(context) if s.width <= size.width]
+    exact = [s for s in fitting if s.label == size.label]
+    return (exact or fitting or list(method.sizes(context)[:1]))[-1]
+
+
+def forward_macs(network: nn.Module, x: Tensor) -> int:
+    """Multiply-adds of one forward pass, by torch's counter (which counts each as two operations)."""
+    network.eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(x)
+    return counter.get_total_flops() // 2
+
+
+def training_step(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
+    """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass."""
+    module.train()
+    objective = make_objective(context.task, context.tricks, None)
+    step = Step(0, torch.Generator(), dict(module.named_parameters()), objective)
+    with FlopCounterMode(display=False) as counter, HeldBytes(module) as held:
+        method.loss(module, batch, step).backward()  # type: ignore[no-untyped-call]
+    return counter.get_total_flops() // 2, held.total
+
+
+class HeldBytes:
+    """Counts the distinct storages that autograd saves for the backward pass, parameters and buffers excepted."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._own = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
+        self._held: dict[int, Tensor] = {}  # keeps the tensors alive, so that no address is counted twice
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage()._cdata
+        if address not in self._own:
+            self._held[address] = tensor
+        return tensor
+
+    @property
+    def total(self) -> int:
+        """Bytes held."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._held.values())
+
+    def __enter__(self) -> HeldBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+
+def largest_fitting(
+    sizes: Sequence[Size], fits: Callable[[Mapping[str, float]], bool], cost: Callable[[Size], Cost]
+) -> Size | None:
+    """The largest of `sizes` whose cost fits, or None."""
+    for size in sorted(sizes, key=lambda size: -size.width):
+        if fits(cost(size).units()):
+            return size
+    return None
+
+
+def _measured(context: Context) -> dict[str, Any]:
+    """What a client adds to its ticket, at its usual length."""
+    classes = [1] * context.classes if context.tricks.classwise_head and context.classes is not None else None
+    return {"samples": 1000, "loss": 0.123456789, "classes": classes}

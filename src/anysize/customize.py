@@ -1,0 +1,162 @@
+"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is called written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from anysize.elastic.skeleton import tensors_of
+from anysize.errors import ModelError, unknown
+from anysize.experiment import Signature
+from anysize.rng import generator
+from anysize.wire import Json
+
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        size_bytes: its length.
+        difference: the largest difference between its outputs and the network's, on random inputs.
+    """
+
+    path: Path
+    size_bytes: int
+    difference: float
+
+
+def export(network: nn.Module, path: str | Path, signature: Signature, about: Json | None = None) -> Exported:
+    """Writes `network` in the format of the path's ending, and checks what was written against the network.
+
+    Args:
+        network: in evaluation mode, with fixed statistics.
+        path: ending in .onnx (any number of samples in a batch), .pt2 (torch.export) or .safetensors (weights).
+        signature: shapes and types of its inputs.
+        about: facts to store beside the weights, where the format can.
+    """
+    path = Path(path)
+    if path.suffix not in _FORMATS:
+        raise ModelError(unknown("export format", path.suffix or path.name, _FORMATS))
+    if not path.parent.is_dir():
+        raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
+    network = network.eval()
+    inputs = sample_inputs(signature, 2)
+    try:
+        _FORMATS[path.suffix](network, path, inputs, about or {})
+        outputs = _READERS[path.suffix](network, path, inputs)
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+    with torch.no_grad():
+        expected = network(inputs)
+    difference = float((outputs - expected).abs().max())
+    scale = max(1.0, float(expected.abs().max()))
+    if not difference <= _TOLERANCE * scale:
+        raise ModelError(f"{path} does not compute what the network does: outputs differ by up to {difference:g}")
+    return Exported(path, path.stat().st_size, difference)
+
+
+def sample_inputs(signature: Signature, count: int) -> Tensor:
+    """Random inputs of the kind that the network takes: values in [0, 1], or tokens."""
+    random = generator("export", count)
+    shape = (count, *signature.input_shape)
+    if signature.tokens:
+        return torch.randint(signature.outputs, shape, generator=random)
+    return torch.rand(shape, generator=random)
+
+
+def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+    _need("onnxscript", "onnx")
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with warnings.catch_warnings(), quiet, _silenced("torch.onnx", "onnxscript"):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            network,
+            (inputs,),
+            dynamo=True,
+            input_names=["input"],
+            output_names=["output"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+        assert program is not None
+        program.model.metadata_props["anysize"] = json.dumps(about, sort_keys=True)
+        program.save(str(path), external_data=False)
+
+
+def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+    _need("onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    # One sample at a time as well: a batch size that became a constant would show here.
+    rows = [session.run(None, {"input": inputs[i : i + 1].numpy()})[0] for i in range(len(inputs))]
+    return torch.cat([torch.from_numpy(row) for row in rows])
+
+
+def _write_program(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+    with warnings.catch_warnings(), _silenced("torch.export"):
+        warnings.simplefilter("ignore")
+        program = torch.export.export(network, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, str(path), extra_files={"anysize.json": json.dumps(about, sort_keys=True)})
+
+
+def _run_program(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+    module = torch.export.load(str(path)).module()
+    with torch.no_grad():
+        return torch.cat([module(inputs[i : i + 1]) for i in range(len(inputs))])
+
+
+def _write_weights(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+    safetensors.torch.save_file(tensors_of(network), path, {"anysize": json.dumps(about, sort_keys=True)})
+
+
+def _run_weights(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        outputs: Tensor = torch.func.functional_call(network, safetensors.torch.load_file(path), (inputs,))
+    return outputs
+
+
+def _need(*packages: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ModelError(f"ONNX needs {', '.join(missing)}: pip install 'anysize[export]'")
+
+
+@contextlib.contextmanager
+def _silenced(*names: str):  # type: ignore[no-untyped-def]
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+_FORMATS: dict[str, Callable[[nn.Module, Path, Tensor, Json], None]] = {
+    ".onnx": _write_onnx,
+    ".pt2": _write_program,
+    ".safetensors": _write_weights,
+}
+_READERS: dict[str, Callable[[nn.Module, Path, Tensor], Tensor]] = {
+    ".onnx": _run_onnx,
+    ".pt2": _run_program,
+    ".safetensors": _run_weights,
+}

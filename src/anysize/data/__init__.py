@@ -1,0 +1,38 @@
+"""Data sets by name, and their division among clients."""
+
+from anysize.data.augment import augment, augmentations
+from anysize.data.partition import SPLITS, DeviceShares, Shares, split
+from anysize.data.parts import (
+    Data,
+    DatasetPart,
+    Part,
+    PartLike,
+    Share,
+    SubsetPart,
+    TensorPart,
+    channel_statistics,
+    groups_of,
+    to_input,
+)
+from anysize.data.sources import datasets, load
+
+__all__ = [
+    "SPLITS",
+    "Data",
+    "DatasetPart",
+    "DeviceShares",
+    "Part",
+    "PartLike",
+    "Share",
+    "Shares",
+    "SubsetPart",
+    "TensorPart",
+    "augment",
+    "augmentations",
+    "channel_statistics",
+    "datasets",
+    "groups_of",
+    "load",
+    "split",
+    "to_input",
+]

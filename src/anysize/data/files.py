@@ -1,0 +1,224 @@
+"""Data files: where they are looked for, how they are read without trusting them, how they are fetched.
+
+Every reader turns a damaged, foreign or cut-short file into one `DataError` that names it, and none
+unpickles.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import re
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from anysize.data.parts import Array
+from anysize.errors import DataError
+
+Arrays = dict[str, Array]
+
+DEBIAN_FOLDER = Path("/usr/share/datasets")
+"""Where Debian's data packages put their files."""
+
+TIMEOUT_SECONDS = 30
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: `anysize` in $XDG_CACHE_HOME, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anysize"
+
+
+def search_folders() -> list[Path]:
+    """The folders where a data file may be, in the order in which they are searched."""
+    own = os.environ.get("ANYSIZE_DATA")
+    return ([Path(own)] if own else []) + [cache_folder()]
+
+
+def locate(file: str) -> Path | None:
+    """The first file of that name in the search folders, or None."""
+    paths = (folder / file for folder in search_folders())
+    return next((path for path in paths if path.is_file()), None)
+
+
+def stored_sets() -> dict[str, Path]:
+    """Every set that lies in the search folders as NAME.npz, by name."""
+    found: dict[str, Path] = {}
+    for folder in search_folders():
+        for path in sorted(folder.glob("*.npz")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def is_set_name(name: str) -> bool:
+    """Whether a name can be that of a file in a search folder, and of nothing outside it."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None
+
+
+def missing(name: str, file: str, ways: Sequence[str], also_in: Sequence[Path] = ()) -> DataError:
+    """The error for a set that is nowhere: where it was looked for and every way to get it."""
+    looked = [*also_in, *(folder / file for folder in search_folders())]
+    own = "" if os.environ.get("ANYSIZE_DATA") else " (ANYSIZE_DATA is not set)"
+    how = [*ways, f"put {file} into a folder and set ANYSIZE_DATA to it, or into {cache_folder()}"]
+    return DataError(
+        f"the data set '{name}' is not on this machine.\n"
+        f"Looked for: {', '.join(map(str, looked))}{own}.\n"
+        f"To get it: {'; or '.join(how)}."
+    )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns whatever goes wrong while a file is read into one error that names it."""
+    try:
+        yield
+    except DataError:
+        raise
+    # Damage can surface as any exception of the readers below us: of zip, gzip, numpy's header parser, json.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{path} cannot be read: it is damaged, cut short or of another format ({reason})"
+        ) from error
+
+
+def read_npz(path: Path) -> Arrays:
+    """Every array of an .npz file."""
+    with reading(path):
+        opened = np.load(path, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise ValueError("not an archive of named arrays")
+        with opened:
+            return {name: opened[name] for name in opened.files}
+
+
+def read_idx(path: Path) -> Array:
+    """The array in a gzipped IDX file of unsigned bytes, the format of MNIST."""
+    with reading(path), gzip.open(path) as file:
+        content = file.read()
+        if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+            raise ValueError("not an IDX file of unsigned bytes")
+        axes = content[3]
+        start = 4 + 4 * axes
+        shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
+        if len(shape) != axes or len(content) != start + prod(shape):
+            raise ValueError(f"{len(content)} bytes do not hold the shape {shape}")
+        return np.frombuffer(bytearray(content), dtype=np.uint8, offset=start).reshape(shape)
+
+
+def read_json_lines(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects of a .jsonl.gz or .jsonl.xz file, each with at least the keys named."""
+    with reading(path), lzma.LZMAFile(path) if path.suffix == ".xz" else gzip.GzipFile(path) as file:
+        rows = [json.loads(line) for line in file]
+        for number, row in enumerate(rows, start=1):
+            absent = set(keys) - set(row)
+            if absent:
+                raise ValueError(f"line {number} lacks {', '.join(sorted(absent))}")
+        if not rows:
+            raise ValueError("it is empty")
+        return rows
+
+
+def read_cifar(path: Path, prefix: str) -> Arrays:
+    """The arrays of a CIFAR archive in its binary version; the last label byte of a record is the class."""
+    with reading(path), tarfile.open(path) as archive:
+        files = {m.name.rsplit("/")[-1]: m for m in archive.getmembers() if m.isfile()}
+        train = sorted(name for name in files if re.fullmatch(r"(data_batch_\d|train)\.bin", name))
+        class_names = (
+            _member(archive, _one_of(files, "batches.meta.txt", "fine_label_names.txt")).decode().split()
+        )
+        x_train, y_train = _cifar_records(b"".join(_member(archive, files[n]) for n in train), prefix)
+        test = _member(archive, _one_of(files, "test_batch.bin", "test.bin"))
+        x_test, y_test = _cifar_records(test, prefix)
+    arrays = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    return arrays | {"class_names": np.array(class_names)}
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Writes arrays to an .npz file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        try:
+            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            file.close()
+            os.unlink(file.name)
+            raise
+
+
+def download(url: str, path: Path, sha256: str) -> None:
+    """Fetches `url` into `path` with a progress bar, and refuses what has another checksum.
+
+    The checksum is of the content: of a .gz file that is what is inside, since the same content is in
+    circulation under several gzip headers. Archives (.tar.gz) are checked as they are.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(path, "wb") as file:
+            _copy_with_progress(response, file, path.name)
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise DataError(f"{url} could not be fetched ({error})") from error
+    found = _content_sha256(path)
+    if found != sha256:
+        raise DataError(
+            f"{url} gave other content than expected: its sha256 is {found}, not {sha256}; nothing is kept"
+        )
+
+
+def _copy_with_progress(response: Any, file: IO[bytes], name: str) -> None:
+    size = response.headers.get("Content-Length")
+    total = int(size) if size else None
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=total)
+        copied = 0
+        while block := response.read(1 << 16):
+            file.write(block)
+            copied += len(block)
+            progress.update(task, completed=copied)
+    if total is not None and copied != total:
+        raise ValueError(f"{copied} of {total} bytes came")
+
+
+def _content_sha256(path: Path) -> str:
+    packed = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    digest = hashlib.sha256()
+    with reading(path), gzip.GzipFile(path) if packed else path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _one_of(members: Mapping[str, tarfile.TarInfo], *names: str) -> tarfile.TarInfo:
+    present = [members[name] for name in names if name in members]
+    if not present:
+        raise ValueError(f"it holds none of {', '.join(names)}")
+    return present[0]
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    if file is None:
+        raise ValueError(f"{member.name} is no file")
+    return file.read()
+
+
+def _cifar_records(content: bytes, prefix: str) -> tuple[Array, Array]:
+    labels = 2 if prefix == "cifar100" else 1  # of CIFAR-100 each image has a coarse and a fine one
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, labels + 3072)
+    images = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # as every .npz: (N, H, W, 3)
+    return np.ascontiguousarray(images), records[:, labels - 1].copy()

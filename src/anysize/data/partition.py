@@ -1,0 +1,425 @@
+"""Who has what: a data set divided among clients, each share made only when it is drawn.
+
+A partition is one array of sample indices, grouped by client, and the offset at which each client begins; a
+client that is never drawn costs eight bytes. Every choice is derived from the seed and depends on nothing
+else.
+
+The splits:
+
+| name | each client has |
+| --- | --- |
+| iid | equally many samples, drawn from all (sizes differ by at most one) |
+| classes | samples of exactly k classes, equally many of each |
+| dirichlet | a mix of classes drawn from Dirichlet(alpha), in equal or unequal sizes |
+| natural | what one writer, role or domain made |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anysize.data.parts import Data, Share, SubsetPart, classes_in, groups_of, has_classes
+from anysize.errors import DataError, unknown
+from anysize.rng import derive
+
+Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+SMALLEST_SHARE = 10
+"""With unequal Dirichlet sizes nobody has fewer samples, unless an equal share is smaller."""
+
+
+class Shares(ABC):
+    """Each client's own data, made only when it is drawn.
+
+    >>> shares = split(Data(train=(np.zeros((10, 2)), [0, 1] * 5)), clients=5)
+    >>> len(shares), shares.samples(0), shares.classes_of(0).tolist()
+    (5, 2, [0, 1])
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of clients."""
+
+    @abstractmethod
+    def share(self, client: int) -> Share:
+        """The data of one client."""
+
+    @abstractmethod
+    def samples(self, client: int) -> int:
+        """The number of training samples of one client."""
+
+    @abstractmethod
+    def group_of(self, client: int) -> str | None:
+        """The name of the group (writer, role, domain) whose data a client has, in a natural split."""
+
+    def classes_of(self, client: int) -> Tensor:
+        """The classes in a client's training samples, sorted; empty where labels are not classes."""
+        labels = self.share(client).train.labels()
+        return classes_in(labels) if has_classes(labels) else torch.empty(0, dtype=torch.int64)
+
+
+class PartitionedShares(Shares):
+    """Shares of one data set, by an index array grouped by client and the offset at which each begins.
+
+    Args:
+        data: what is divided.
+        index: (n,) sample indices, client after client.
+        offsets: (clients + 1,), client c has `index[offsets[c]:offsets[c + 1]]`.
+        validation: the fraction of each share that is held out.
+        seed: from which, with the client's number, it follows which samples those are.
+        groups: the name of each client's group, in a natural split.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        index: Indices,
+        offsets: Indices,
+        validation: float = 0.0,
+        seed: int = 0,
+        groups: tuple[str, ...] | None = None,
+    ) -> None:
+        self._data = data
+        self._index = index
+        self._offsets = offsets
+        self._validation = validation
+        self._seed = seed
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def share(self, client: int) -> Share:
+        """The data of one client: views, no copies."""
+        start, end = self._bounds(client)
+        own = self._index[start:end]
+        held = self._held_out(len(own))
+        if not held:
+            return Share(SubsetPart(self._data.train, own))
+        chosen = np.zeros(len(own), dtype=bool)
+        chosen[_rng(self._seed, client, "validation").permutation(len(own))[:held]] = True
+        return Share(SubsetPart(self._data.train, own[~chosen]), SubsetPart(self._data.train, own[chosen]))
+
+    def samples(self, client: int) -> int:
+        """The number of training samples of one client, without drawing any."""
+        start, end = self._bounds(client)
+        return end - start - self._held_out(end - start)
+
+    def group_of(self, client: int) -> str | None:
+        """The name of a client's group in a natural split, else None."""
+        return None if self._groups is None else self._groups[_checked(client, len(self))]
+
+    def _held_out(self, own: int) -> int:
+        if not self._validation or own < 2:
+            return 0
+        return min(max(1, round(self._validation * own)), own - 1)
+
+    def _bounds(self, client: int) -> tuple[int, int]:
+        _checked(client, len(self))
+        return int(self._offsets[client]), int(self._offsets[client + 1])
+
+
+class DeviceShares(Shares):
+    """Shares that each device brings itself: `loader(device)` gives one, and is called only for who is drawn.
+
+    >>> shares = DeviceShares(lambda device: Share(train=([[float(device)]], [0])), clients=3)
+    >>> shares.share(2).train.batch(torch.tensor([0]))[0].tolist()
+    [[2.0]]
+    """
+
+    def __init__(self, loader: Callable[[int], Share], clients: int) -> None:
+        if clients < 1:
+            raise DataError(f"clients is {clients}; at least 1 is needed")
+        self._loader = loader
+        self._clients = clients
+        self._samples: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return self._clients
+
+    def share(self, client: int) -> Share:
+        """The share that the loader gives for this device."""
+        share = self._loader(_checked(client, len(self)))
+        self._samples[client] = len(share.train)
+        return share
+
+    def samples(self, client: int) -> int:
+        """The number of training samples of one device, known once it has been drawn."""
+        if client not in self._samples:
+            self.share(client)
+        return self._samples[client]
+
+    def group_of(self, client: int) -> str | None:
+        """None: a device is its own group."""
+        return None
+
+
+def split(
+    data: Data,
+    clients: int | None,
+    split: str = "iid",
+    *,
+    classes_per_client: int | None = None,
+    alpha: float | None = None,
+    equal: bool = True,
+    validation: float = 0.0,
+    fraction: float = 1.0,
+    seed: int = 0,
+) -> Shares:
+    """The shares of `clients` clients of the training part, the same for the same seed.
+
+    Args:
+        data: what is divided; its test part is not touched.
+        clients: how many; may be None in a natural split, which then has one for each group.
+        split: "iid", "classes", "dirichlet" or "natural".
+        classes_per_client: for "classes": how many distinct classes each client has.
+        alpha: for "dirichlet": small is skewed (0.1), large is even (100).
+        equal: for "dirichlet": all clients have equally many samples.
+        validation: the fraction of each share that the client holds out, at least one sample of two.
+        fraction: the fraction of the training samples that is used at all.
+        seed: from which every choice is derived.
+
+    >>> data = Data(train=(np.zeros((60, 2)), np.arange(60) % 6))
+    >>> shares = split(data, 10, "classes", classes_per_client=2, seed=1)
+    >>> [len(shares.classes_of(client)) for client in range(10)] == [2] * 10
+    True
+    """
+    problems = _setting_problems(data, clients, split, classes_per_client, alpha, validation, fraction)
+    if problems:
+        raise DataError("\n".join(problems))
+    rng = _rng(seed, "partition", split)
+    if split == "natural":
+        index, offsets, names = _natural(_groups(data), clients, fraction, rng)
+        return PartitionedShares(data, index, offsets, validation, seed, names)
+    assert clients is not None  # `_setting_problems` has refused it for every split but the natural one
+    used = _used(len(data.train), fraction, rng)
+    if clients > len(used):
+        raise DataError(
+            f"{clients} clients cannot share {len(used)} samples; use at most {len(used)} clients"
+        )
+    if split == "iid":
+        return PartitionedShares(data, used, _even_offsets(len(used), clients), validation, seed)
+    labels = data.train.labels().numpy()[used]
+    supply = np.bincount(labels)
+    if split == "classes":
+        assert classes_per_client is not None
+        counts = class_shares(supply, clients, classes_per_client, rng)
+    else:
+        assert alpha is not None
+        counts = (equal_mixes if equal else dealt_classes)(supply, clients, alpha, rng)
+    order, offsets = deal(labels, counts)
+    return PartitionedShares(data, used[order], offsets, validation, seed)
+
+
+SPLITS = ("classes", "dirichlet", "iid", "natural")
+"""The names that `split` knows."""
+
+
+def class_shares(supply: Indices, clients: int, per_client: int, rng: np.random.Generator) -> Indices:
+    """Samples of each class for each client, (clients, classes): `per_client` classes each, in equal shares.
+
+    Client after client takes one share of each of the `per_client` classes with most shares left, ties
+    broken at random (the rule of FLANC's authors). Taking from the fullest always leaves distinct classes
+    for the rest if that is possible at all. A share is as large as it can be for there to be enough of
+    them, where a class gives no more than one to a client.
+
+    >>> class_shares(np.array([4, 4]), 4, 1, np.random.default_rng(0)).sum(axis=0).tolist()
+    [4, 4]
+    """
+    size = _largest_share(supply, clients, per_client)
+    left = np.minimum(supply // size, clients)
+    counts = np.zeros((clients, len(supply)), dtype=np.int64)
+    for client in range(clients):
+        fullest_first = np.lexsort((rng.random(len(left)), -left))
+        taken = fullest_first[:per_client]
+        left[taken] -= 1
+        counts[client, taken] = size
+    return counts
+
+
+def equal_mixes(supply: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+    """Samples of each class for each client, (clients, classes): equal sizes, mixes from Dirichlet(alpha).
+
+    Each client draws its mix and then its samples by it; where a class has run out, the rest is drawn among
+    the classes that are left. Clients choose in random order, since who comes late has less to choose from.
+
+    >>> equal_mixes(np.array([50, 50]), 4, 0.5, np.random.default_rng(0)).sum(axis=1).tolist()
+    [25, 25, 25, 25]
+    """
+    left = supply.copy()
+    sizes = np.diff(_even_offsets(int(supply.sum()), clients))
+    mixes = rng.dirichlet(np.full(len(supply), alpha), clients) * (supply > 0)
+    counts = np.zeros((clients, len(supply)), dtype=np.int64)
+    for client in rng.permutation(clients):
+        while (wanted := sizes[client] - counts[client].sum()) > 0:
+            taken = np.minimum(rng.multinomial(wanted, _open_mix(mixes[client], left)), left)
+            counts[client] += taken
+            left -= taken
+    return counts
+
+
+def dealt_classes(supply: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+    """Samples of each class for each client, (clients, classes): each class dealt out by Dirichlet(alpha).
+
+    Sizes come out unequal. Who has too little for a share takes from the client that has most.
+
+    >>> dealt_classes(np.array([50, 50]), 4, 0.5, np.random.default_rng(0)).sum()
+    np.int64(100)
+    """
+    proportions = rng.dirichlet(np.full(clients, alpha), len(supply))  # (classes, clients)
+    ends = np.rint(np.cumsum(proportions, axis=1) * supply[:, None]).astype(np.int64)
+    ends[:, -1] = supply
+    counts = np.diff(ends, axis=1, prepend=0).T.copy()  # (clients, classes)
+    smallest = min(SMALLEST_SHARE, int(supply.sum()) // clients)
+    sizes = counts.sum(axis=1)
+    while sizes.min() < smallest:
+        poorest, richest = int(sizes.argmin()), int(sizes.argmax())
+        source = int(counts[richest].argmax())
+        moved = min(smallest - sizes[poorest], counts[richest, source], sizes[richest] - smallest)
+        counts[[poorest, richest], source] += [moved, -moved]
+        sizes[[poorest, richest]] += [moved, -moved]
+    return counts
+
+
+def deal(labels: Indices, counts: Indices) -> tuple[Indices, Indices]:
+    """Positions in `labels` grouped by client, and each client's offset, such that `counts` are met.
+
+    Within a class samples go out in the order of `labels`: shuffle before, not here.
+
+    >>> deal(np.array([0, 1, 0, 1]), np.array([[1, 0], [1, 2]]))
+    (array([0, 2, 1, 3]), array([0, 1, 4]))
+    """
+    by_class = np.argsort(labels, kind="stable")
+    starts = np.cumsum(np.bincount(labels, minlength=counts.shape[1]))
+    columns = zip(np.split(by_class, starts[:-1]), counts.T)
+    given = np.concatenate([members[: column.sum()] for members, column in columns])
+    clients = np.tile(np.arange(len(counts)), counts.shape[1])
+    owner = np.repeat(clients, counts.T.reshape(-1))
+    return given[np.argsort(owner, kind="stable")], _offsets(counts.sum(axis=1))
+
+
+def _natural(
+    groups: Indices | Any, clients: int | None, fraction: float, rng: np.random.Generator
+) -> tuple[Indices, Indices, tuple[str, ...]]:
+    names, code = np.unique(groups, return_inverse=True)
+    shuffled = rng.permutation(len(code))
+    members = np.split(shuffled[np.argsort(code[shuffled], kind="stable")], np.cumsum(np.bincount(code))[:-1])
+    members = [own[: max(1, round(fraction * len(own)))] for own in members]
+    wanted = len(names) if clients is None else clients
+    if wanted < len(names):
+        chosen = np.sort(rng.permutation(len(names))[:wanted])
+        names, members = names[chosen], [members[g] for g in chosen]
+    users = np.diff(_even_offsets(wanted, len(names)))  # clients of each group
+    short = [f"{n} ({len(m)} samples, {u} clients)" for n, m, u in zip(names, members, users) if len(m) < u]
+    if short:
+        raise DataError(f"groups with fewer samples than clients: {', '.join(short[:5])}; use fewer clients")
+    shares = [share for own, count in zip(members, users) for share in np.array_split(own, count)]
+    offsets = _offsets(np.array([len(share) for share in shares]))
+    return np.concatenate(shares), offsets, tuple(str(name) for name in np.repeat(names, users))
+
+
+def _largest_share(supply: Indices, clients: int, per_client: int) -> int:
+    def enough(size: int) -> bool:
+        return int(np.minimum(supply // size, clients).sum()) >= clients * per_client
+
+    if not enough(1):
+        scarce = ", ".join(f"{c} ({n})" for c, n in enumerate(supply) if 0 < n < clients)
+        raise DataError(
+            f"{clients} clients of {per_client} classes each cannot all be served; classes with fewer "
+            f"samples than clients: {scarce or 'none'}; use fewer clients or classes_per_client, "
+            "or split = 'dirichlet'"
+        )
+    low, high = 1, int(supply.sum()) + 1  # enough(low), not enough(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    return low
+
+
+def _open_mix(mix: Any, left: Indices) -> Any:
+    """A client's mix over the classes that have samples left; if its own have none, what is left as it is."""
+    open_mix = mix * (left > 0)
+    total = open_mix.sum()
+    # A denormal sum would not divide to probabilities that add up to one.
+    return open_mix / total if total > 1e-12 else left / left.sum()
+
+
+def _setting_problems(
+    data: Data,
+    clients: int | None,
+    split: str,
+    classes_per_client: int | None,
+    alpha: float | None,
+    validation: float,
+    fraction: float,
+) -> list[str]:
+    if split not in SPLITS:
+        return [unknown("split", split, SPLITS)]
+    problems = []
+    if clients is None and split != "natural":
+        problems.append(f"clients is not given; split = '{split}' needs it")
+    if clients is not None and clients < 1:
+        problems.append(f"clients is {clients}; at least 1 is needed")
+    if not 0 <= validation < 1:
+        problems.append(f"validation is {validation}; a fraction from 0 to below 1 can be")
+    if not 0 < fraction <= 1:
+        problems.append(f"fraction is {fraction}; a fraction above 0 up to 1 can be")
+    if split == "natural" and groups_of(data.train) is None:
+        problems.append(
+            "split = 'natural' needs data with groups (writers, roles, domains), and these have none"
+        )
+    if split in ("classes", "dirichlet") and not has_classes(data.train.labels()):
+        problems.append(
+            f"split = '{split}' needs one class per sample, and these labels are not; use iid or natural"
+        )
+        return problems
+    if split == "classes":
+        problems += _classes_problems(data, classes_per_client)
+    if split == "dirichlet" and (alpha is None or not 0 < alpha < float("inf")):
+        problems.append(f"alpha is {alpha}; split = 'dirichlet' needs a number above 0, such as 0.5")
+    return problems
+
+
+def _classes_problems(data: Data, classes_per_client: int | None) -> list[str]:
+    present = len(classes_in(data.train.labels()))
+    if classes_per_client is None:
+        return ["classes_per_client is not given; split = 'classes' needs it"]
+    if not 1 <= classes_per_client <= present:
+        return [f"classes_per_client is {classes_per_client}; with {present} classes, 1 to {present} can be"]
+    return []
+
+
+def _groups(data: Data) -> Any:
+    groups = groups_of(data.train)
+    assert groups is not None  # `_setting_problems` has refused data without
+    return groups
+
+
+def _used(samples: int, fraction: float, rng: np.random.Generator) -> Indices:
+    return rng.permutation(samples)[: max(1, round(fraction * samples))]
+
+
+def _even_offsets(samples: int, clients: int) -> Indices:
+    each, rest = divmod(samples, clients)
+    client = np.arange(clients + 1)
+    return client * each + np.minimum(client, rest)
+
+
+def _offsets(sizes: Indices) -> Indices:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _rng(*names: int | str) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(derive(*names)))
+
+
+def _checked(client: int, clients: int) -> int:
+    if not 0 <= client < clients:
+        raise DataError(f"client {client} does not exist; there are {clients}, numbered from 0")
+    return client

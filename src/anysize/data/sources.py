@@ -1,0 +1,517 @@
+"""Data sets by name: bundled, from a package, from files, by download, or from the user's own function.
+
+A set is looked for in Debian's package where there is one, then as NAME.npz in $ANYSIZE_DATA and in the
+cache, and is fetched into the cache where a public address is known. NAME.npz holds `x_train`, `y_train`,
+and where there are any `x_test`, `y_test`, `group_train`, `group_test`, `class_names`: images `uint8`, (N,
+H, W) or (N, H, W, 3).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
+
+from anysize.data import files
+from anysize.data.files import Arrays
+from anysize.data.parts import Array, Data, Part, Share, TensorPart, channel_statistics
+from anysize.errors import DataError, unknown
+from anysize.imports import by_name
+from anysize.options import option_problems
+from anysize.rng import derive
+
+FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+
+IDX_FILES = {
+    "x_train": "train-images-idx3-ubyte.gz",
+    "y_train": "train-labels-idx1-ubyte.gz",
+    "x_test": "t10k-images-idx3-ubyte.gz",
+    "y_test": "t10k-labels-idx1-ubyte.gz",
+}
+
+# sha256 of what is inside each .gz file, and of the CIFAR archives as they are.
+FASHION_SHA256 = {
+    "x_train": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "y_train": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "x_test": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "y_test": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+MNIST_SHA256 = {
+    "x_train": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "y_train": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "x_test": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "y_test": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+CIFAR_SHA256 = {
+    "cifar10": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "cifar100": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+}
+
+FASHION_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+DeviceLoader = Callable[..., Share]
+"""Gives the share of one device; called with the device."""
+
+
+def load(name: str, options: Mapping[str, Any] | None = None) -> Data | DeviceLoader:
+    """The data set of that name, or what the user's own function gives.
+
+    A function `load(**options)` gives the whole set, which is split among the clients. A function whose
+    first parameter is `device`, `load(device, **options)`, gives one device's share: it is not called here,
+    but returned with its options filled in.
+
+    Args:
+        name: of `datasets()`, of a file NAME.npz, or "package.module:function".
+        options: keyword arguments of the source.
+
+    >>> data = load("digits")
+    >>> len(data.train), len(data.test), data.input_shape, data.classes
+    (1438, 359, (1, 8, 8), 10)
+    """
+    options = dict(options or {})
+    if ":" in name:
+        return _own(name, options)
+    if name in _SOURCES:
+        source: Callable[..., Data] = _SOURCES[name]
+    elif files.is_set_name(name) and files.locate(f"{name}.npz"):
+        source = partial(stored, name)
+    else:
+        folders = " or ".join(map(str, files.search_folders()))
+        known = {*_SOURCES, *files.stored_sets()}
+        raise DataError(f"{unknown('data set', name, known)}; any other is a file NAME.npz in {folders}")
+    problems = option_problems(f"data set '{name}'", source, options)
+    if problems:
+        raise DataError("\n".join(problems))
+    return source(**options)
+
+
+def datasets() -> list[tuple[str, str]]:
+    """Every data set that can be named, and one line on it; sets found as files come after the known ones.
+
+    >>> dict(datasets())["digits"]
+    'Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.'
+    """
+    known = [
+        (name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in sorted(_SOURCES.items())
+    ]
+    found = [
+        (name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in _SOURCES
+    ]
+    return known + sorted(found)
+
+
+def digits() -> Data:
+    """Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.
+
+    The digits that come with scikit-learn, scaled from 0..16 to 0..255. A fifth of each class, always the
+    same, is the test part.
+    """
+    bundle = load_digits()
+    x = np.rint(bundle.images * (255 / 16)).astype(np.uint8)
+    y = bundle.target.astype(np.int64)
+    test = _held_out(y, 0.2, "digits")
+    arrays = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+    return from_arrays(arrays, source="scikit-learn's digits")
+
+
+def fashion_mnist(url: str = FASHION_URL) -> Data:
+    """Fashion-MNIST, 28 x 28: 60,000 / 10,000 samples, 10 classes.
+
+    Args:
+        url: the address of the folder from which the four files are fetched if they are not on this machine.
+    """
+    debian = files.DEBIAN_FOLDER / "fashion-mnist"
+    if all((debian / file).is_file() for file in IDX_FILES.values()):
+        arrays, source = _read_idx_files(debian), debian
+    else:
+        ways = ["install Debian's package dataset-fashion-mnist"]
+        fetch = partial(_fetch_idx_files, url, FASHION_SHA256)
+        arrays, source = _stored_or_fetched("fashion-mnist", fetch, ways, also_in=[debian])
+    return from_arrays({"class_names": np.array(FASHION_NAMES)} | arrays, source=str(source))
+
+
+def mnist(url: str = MNIST_URL) -> Data:
+    """MNIST digits, 28 x 28: 60,000 / 10,000 samples, 10 classes; by writer where the file says so.
+
+    Args:
+        url: the address of the folder from which the four files are fetched if they are not on this machine.
+    """
+    arrays, source = _stored_or_fetched("mnist", partial(_fetch_idx_files, url, MNIST_SHA256))
+    return from_arrays(arrays, source=str(source))
+
+
+def cifar10(url: str = CIFAR_URL) -> Data:
+    """CIFAR-10 photographs, 32 x 32 in colour: 50,000 / 10,000 samples, 10 classes.
+
+    Args:
+        url: the address of the folder from which the binary archive is fetched if there is no cifar10.npz.
+    """
+    arrays, source = _stored_or_fetched(
+        "cifar10", partial(_fetch_cifar, f"{url}/cifar-10-binary.tar.gz", "cifar10")
+    )
+    return from_arrays(arrays, source=str(source))
+
+
+def cifar100(url: str = CIFAR_URL) -> Data:
+    """CIFAR-100 photographs, 32 x 32 in colour: 50,000 / 10,000 samples, 100 classes.
+
+    Args:
+        url: the address of the folder from which the binary archive is fetched if there is no cifar100.npz.
+    """
+    fetch = partial(_fetch_cifar, f"{url}/cifar-100-binary.tar.gz", "cifar100")
+    arrays, source = _stored_or_fetched("cifar100", fetch)
+    return from_arrays(arrays, source=str(source))
+
+
+def usps(held_out: float = 0.0) -> Data:
+    """USPS digits, 16 x 16: 7,291 / 2,007 samples, 10 classes; needs usps.npz."""
+    return stored("usps", held_out)
+
+
+def mnist_m(held_out: float = 0.0) -> Data:
+    """MNIST-M, digits on photographs, 32 x 32 in colour, 10 classes; needs mnist-m.npz."""
+    return stored("mnist-m", held_out)
+
+
+def emnist(held_out: float = 0.0) -> Data:
+    """EMNIST by class, letters and digits, 28 x 28, 62 classes; needs emnist.npz."""
+    return stored("emnist", held_out)
+
+
+def femnist(held_out: float = 0.0) -> Data:
+    """FEMNIST, letters and digits by writer, 28 x 28, 62 classes; needs femnist.npz."""
+    return stored("femnist", held_out)
+
+
+def digits_domains(
+    domains: Sequence[str] = ("mnist", "usps", "mnist-m"), size: int = 28, per_domain: int | None = None
+) -> Data:
+    """Digits of several domains (MNIST, USPS, MNIST-M) in one size and in colour, grouped by domain.
+
+    Args:
+        domains: names of sets, each of images of the same classes.
+        size: to which height and width all are resampled.
+        per_domain: at most so many training samples of each, the same for every run.
+    """
+    if (
+        size < 1
+        or (per_domain is not None and per_domain < 1)
+        or len(set(domains)) != len(domains)
+        or not domains
+    ):
+        raise DataError(
+            f"digits-domains: size {size}, per_domain {per_domain}, domains {list(domains)}; "
+            "numbers of at least 1 are needed, and distinct names"
+        )
+    sets = {name: load(name) for name in domains}
+    train, test = [], []
+    for name, data in sets.items():
+        if not isinstance(data, Data) or data.test is None:
+            raise DataError(f"digits-domains: '{name}' has no test part")
+        train.append(_domain(name, data.train, size, per_domain))
+        test.append(_domain(name, data.test, size, None))
+    arrays = {f"{key}_train": np.concatenate([part[key] for part in train]) for key in ("x", "y", "group")}
+    arrays |= {f"{key}_test": np.concatenate([part[key] for part in test]) for key in ("x", "y", "group")}
+    return from_arrays(arrays, source=", ".join(domains))
+
+
+def shakespeare(sequence_length: int = 80, minimum_samples: int = 1, test_fraction: float = 0.2) -> Data:
+    """Shakespeare's plays by speaking role: the next character at every position; needs shakespeare.jsonl.gz.
+
+    A sample is `sequence_length` characters and, as its target, the same moved on by one. Samples of a role
+    follow each other without overlap; the last part of each role's text is for testing. The vocabulary is
+    every character of the corpus, whichever roles are used.
+
+    Args:
+        sequence_length: characters per sample.
+        minimum_samples: roles with fewer training samples are left out.
+        test_fraction: of each role's text.
+    """
+    if sequence_length < 1 or minimum_samples < 1 or not 0 <= test_fraction < 1:
+        raise DataError(
+            f"shakespeare: sequence_length {sequence_length}, minimum_samples {minimum_samples}, "
+            f"test_fraction {test_fraction}; numbers of at least 1 are needed, and a fraction below 1"
+        )
+    path = _located("shakespeare", "shakespeare.jsonl.gz", 'one JSON object a line with "user" and "text"')
+    roles = {str(row["user"]): str(row["text"]) for row in files.read_json_lines(path, ["user", "text"])}
+    symbols = sorted(set().union(*roles.values()))
+    codes = np.array([ord(symbol) for symbol in symbols], dtype=np.uint32)
+    train: list[tuple[str, Array]] = []
+    test: list[tuple[str, Array]] = []
+    for role, text in sorted(roles.items()):
+        tokens = np.searchsorted(codes, np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)).astype(
+            np.int32
+        )
+        cut = len(tokens) - int(test_fraction * len(tokens))
+        windows = _windows(tokens[:cut], sequence_length)
+        if len(windows) >= minimum_samples:
+            train.append((role, windows))
+            test.append((role, _windows(tokens[cut:], sequence_length)))
+    if not train:
+        raise DataError(
+            f"no role has {minimum_samples} samples of {sequence_length} characters; ask for fewer"
+        )
+    return Data(
+        train=_sequences(train),
+        test=_sequences(test) if any(len(windows) for _, windows in test) else None,
+        classes=len(symbols),
+        class_names=symbols,
+        source=str(path),
+    )
+
+
+def imdb(vocabulary: int = 10_000, length: int = 200) -> Data:
+    """Film reviews and whether they praise: words as tokens, 2 classes; needs imdb.jsonl.xz.
+
+    Token 0 pads at the front, 1 is any word outside the vocabulary, the others are the words of the
+    training part from the most frequent on.
+
+    Args:
+        vocabulary: how many tokens there are, the two special ones included.
+        length: words per review; longer ones are cut.
+    """
+    if vocabulary < 3 or length < 1:
+        raise DataError(f"imdb: vocabulary {vocabulary}, length {length}; at least 3 and 1 are needed")
+    path = _located("imdb", "imdb.jsonl.xz", 'one JSON object a line with "text", "label" and "split"')
+    rows = files.read_json_lines(path, ["text", "label", "split"])
+    words = {
+        part: [_words(row["text"]) for row in rows if row["split"] == part] for part in ("train", "test")
+    }
+    labels = {part: [int(row["label"]) for row in rows if row["split"] == part] for part in ("train", "test")}
+    counts = Counter(word for review in words["train"] for word in review)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
+    token = {word: number for number, word in enumerate(ranked, start=2)}
+    parts = {part: TensorPart(_padded(words[part], token, length), labels[part]) for part in words}
+    test = parts["test"] if len(parts["test"]) else None
+    return Data(
+        train=parts["train"], test=test, classes=2, class_names=("negative", "positive"), source=str(path)
+    )
+
+
+def stored(name: str, held_out: float = 0.0) -> Data:
+    """The set that lies as NAME.npz in one of the search folders.
+
+    Args:
+        name: of the file, without its ending. held_out: where the file has no test part: the fraction of
+        each writer's samples (or, without writers, of
+            each class) that becomes one.
+    """
+    path = files.locate(f"{name}.npz")
+    if path is None:
+        content = "numpy arrays x_train, y_train, and if there are any x_test, y_test, group_train"
+        raise files.missing(name, f"{name}.npz", [f"make {name}.npz ({content})"])
+    return from_arrays(files.read_npz(path), source=str(path), held_out=held_out)
+
+
+def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
+    """The data set in arrays named as in an .npz file; images get their statistics per channel."""
+    problems = [f"there is no {key}" for key in ("x_train", "y_train") if key not in arrays]
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        problems.append("of x_test and y_test there is only one")
+    if not 0 <= held_out < 1:
+        problems.append(f"held_out is {held_out}; a fraction from 0 to below 1 can be")
+    elif held_out and "x_test" in arrays:
+        problems.append("held_out is for sets without a test part, and this has one")
+    if problems:
+        raise DataError(f"{source}: {'; '.join(problems)}")
+    if held_out:
+        arrays = _with_test(arrays, held_out)
+    names = arrays.get("class_names")
+    try:
+        train = _part(arrays, "train")
+        mean, std = channel_statistics(train) if _is_image(train) else (None, None)
+        return Data(
+            train=train,
+            test=_part(arrays, "test") if "x_test" in arrays else None,
+            class_names=None if names is None else [str(name) for name in names],
+            mean=mean,
+            std=std,
+            source=source,
+        )
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+
+
+def _own(name: str, options: dict[str, Any]) -> Data | DeviceLoader:
+    function = by_name(name, "data set", _SOURCES)
+    if not callable(function):
+        raise DataError(f"data set '{name}' is a {type(function).__name__}; it must be a function")
+    first = next(iter(inspect.signature(function).parameters), None)
+    per_device = first == "device"
+    problems = option_problems(
+        f"data set '{name}'", function, options, given=["device"] if per_device else []
+    )
+    if problems:
+        raise DataError("\n".join(problems))
+    if per_device:
+        return partial(_share_of, name, function, options)
+    data = function(**options)
+    if not isinstance(data, Data):
+        raise DataError(f"data set '{name}' gave a {type(data).__name__}; it must give an anysize.Data")
+    return data
+
+
+def _share_of(name: str, function: Callable[..., Any], options: dict[str, Any], device: Any) -> Share:
+    share = function(device, **options)
+    if not isinstance(share, Share):
+        raise DataError(
+            f"data set '{name}' gave a {type(share).__name__}; for a device it must give an anysize.Share"
+        )
+    return share
+
+
+def _stored_or_fetched(
+    name: str, fetch: Callable[[Path], Arrays], ways: Sequence[str] = (), also_in: Sequence[Path] = ()
+) -> tuple[Arrays, Path]:
+    path = files.locate(f"{name}.npz")
+    if path is not None:
+        return files.read_npz(path), path
+    path = files.cache_folder() / f"{name}.npz"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            arrays = fetch(Path(folder))
+        files.write_npz(path, arrays)
+    except (DataError, OSError) as error:
+        why = files.missing(name, f"{name}.npz", ways, also_in)
+        raise DataError(f"{why}\nA download was tried: {error}.") from error
+    return arrays, path
+
+
+def _fetch_idx_files(url: str, sha256: Mapping[str, str], folder: Path) -> Arrays:
+    for key, file in IDX_FILES.items():
+        files.download(f"{url.rstrip('/')}/{file}", folder / file, sha256[key])
+    return _read_idx_files(folder)
+
+
+def _read_idx_files(folder: Path) -> Arrays:
+    return {key: files.read_idx(folder / file) for key, file in IDX_FILES.items()}
+
+
+def _fetch_cifar(url: str, name: str, folder: Path) -> Arrays:
+    path = folder / url.rsplit("/")[-1]
+    files.download(url, path, CIFAR_SHA256[name])
+    return files.read_cifar(path, name)
+
+
+def _located(name: str, file: str, format: str) -> Path:
+    path = files.locate(file)
+    if path is None:
+        raise files.missing(name, file, [f"make {file} ({format})"])
+    return path
+
+
+def _part(arrays: Arrays, which: str) -> TensorPart:
+    y = arrays[f"y_{which}"]
+    # Some files keep one label per row as a column.
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    return TensorPart(arrays[f"x_{which}"], y, arrays.get(f"group_{which}"))
+
+
+def _is_image(part: TensorPart) -> bool:
+    return part.x.dtype == torch.uint8 and part.x.ndim == 4 and len(part) > 0
+
+
+def _with_test(arrays: Arrays, fraction: float) -> Arrays:
+    per_sample = [key for key in ("x", "y", "group") if f"{key}_train" in arrays]
+    test = _held_out(arrays.get("group_train", arrays["y_train"]), fraction, "held out")
+    split = {f"{key}_train": arrays[f"{key}_train"][~test] for key in per_sample}
+    return arrays | split | {f"{key}_test": arrays[f"{key}_train"][test] for key in per_sample}
+
+
+def _held_out(strata: Array, fraction: float, purpose: str) -> Array:
+    """Which samples are held out: the fraction of every stratum, always the same ones."""
+    order = np.random.Generator(np.random.PCG64(derive(purpose, len(strata)))).permutation(len(strata))
+    _, code, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    by_stratum = order[np.argsort(code[order], kind="stable")]
+    rank = np.arange(len(strata)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.zeros(len(strata), dtype=bool)
+    held[by_stratum] = rank < np.rint(fraction * np.repeat(counts, counts))
+    return held
+
+
+def _domain(name: str, part: Part, size: int, limit: int | None) -> Arrays:
+    index = np.arange(len(part))
+    if limit is not None and limit < len(part):
+        rng = np.random.Generator(np.random.PCG64(derive("domain", name, len(part))))
+        index = np.sort(rng.permutation(len(part))[:limit])
+    x, y = part.batch(torch.from_numpy(index))
+    if x.dtype != torch.uint8 or x.ndim != 4:
+        raise DataError(f"digits-domains: '{name}' does not hold uint8 images")
+    resized = torch.cat([_resized(block, size) for block in torch.split(x, 4096)])
+    colour = resized.expand(-1, 3, -1, -1) if resized.shape[1] == 1 else resized
+    return {"x": colour.numpy(), "y": y.numpy(), "group": np.full(len(index), name)}
+
+
+def _resized(x: torch.Tensor, size: int) -> torch.Tensor:
+    if x.shape[2:] == (size, size):
+        return x
+    # Filtered, so that shrinking averages pixels rather than dropping them.
+    smooth = functional.interpolate(x.float(), (size, size), mode="bilinear", antialias=True)
+    return smooth.round().clamp(0, 255).to(torch.uint8)
+
+
+def _windows(tokens: Array, length: int) -> Array:
+    count = max(0, (len(tokens) - 1) // length)
+    starts = np.arange(count)[:, None] * length
+    windows: Array = tokens[
+        starts + np.arange(length + 1)
+    ]  # (count, length + 1): with the character after it
+    return windows
+
+
+def _sequences(roles: Sequence[tuple[str, Array]]) -> TensorPart:
+    windows = torch.from_numpy(np.concatenate([own for _, own in roles]))
+    group = np.repeat([role for role, _ in roles], [len(own) for _, own in roles])
+    return TensorPart(windows[:, :-1], windows[:, 1:], group)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9']+", text.lower().replace("<br />", " "))
+
+
+def _padded(reviews: Sequence[Sequence[str]], token: Mapping[str, int], length: int) -> Array:
+    out: Array = np.zeros((len(reviews), length), dtype=np.int32)
+    for row, review in zip(out, reviews):
+        tokens = [token.get(word, 1) for word in review[:length]]
+        row[length - len(tokens) :] = tokens
+    return out
+
+
+_SOURCES: dict[str, Callable[..., Data]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "digits": digits,
+    "digits-domains": digits_domains,
+    "emnist": emnist,
+    "fashion-mnist": fashion_mnist,
+    "femnist": femnist,
+    "imdb": imdb,
+    "mnist": mnist,
+    "mnist-m": mnist_m,
+    "shakespeare": shakespeare,
+    "usps": usps,
+}

@@ -1,0 +1,565 @@
+"""What the devices can afford, and who takes part in a round.
+
+A fleet is a few groups of devices and a rule that says which client belongs to which; it holds no object per
+client. Every choice is derived from (seed, round, client), so that it is the same on every engine, after a
+resume, and for every method.
+
+The distributions of capacities are those of the papers:
+
+| name        | source                  | clients                                                       |
+| ----------- | ----------------------- | ------------------------------------------------------------- |
+| exponential | Split-Mix, section 3    | client k of K has (1/2)^(ceil(4k/K) - 1): 1, 0.5, 0.25, 0.125 |
+| step        | Split-Mix, appendix A.5 | equal groups with 0.25, 0.5, 0.75, 1                          |
+| log-normal  | Split-Mix, appendix A.5 | around 0.45, in bins of 0.125                                 |
+| two-type    | FLANC, section 3.2      | type A trains the whole model, type B a quarter of its width  |
+
+Departures: Split-Mix prints the exponent as ceil(4k/K), which would start at 0.5; its text ("the first group
+with 1/4 clients is capable for a 1-width") and its experiments start at 1, and so do we. Its authors' code
+gives the first clients the smallest budget: list `capacities` in ascending order for that. It gives no spread
+for the log-normal distribution; 0.45 is the median here and sigma is 0.4.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from anysize.config import DevicesConfig, GroupConfig
+from anysize.errors import ConfigError
+from anysize.rng import derive, generator
+
+_RATES = ("macs_per_second", "bytes_per_second_down", "bytes_per_second_up")
+_SLACK = 1e-9  # 0.29 * 100 is 28.999999999999996, and means 29 clients
+_RAREST_COVER = 1e-3
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a device can afford, in units; absent units are not limited.
+
+    >>> Budget(macs=1e6, inference_bytes=4_000_000).fits({"macs": 9e5, "inference_bytes": 3e6, "bytes": 1e9})
+    True
+    >>> Budget()
+    Traceback (most recent call last):
+    anysize.errors.ConfigError: a budget must limit at least one of parameters, macs, training_macs, ...
+    """
+
+    parameters: float | None = None
+    macs: float | None = None
+    training_macs: float | None = None
+    activation_bytes: float | None = None
+    bytes: float | None = None
+    inference_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = self.limits()
+        if not limits:
+            units = ", ".join(unit.name for unit in fields(self))
+            raise ConfigError(f"a budget must limit at least one of {units}")
+        wrong = [f"{unit} = {limit!r}" for unit, limit in limits.items() if not _positive(limit)]
+        if wrong:
+            raise ConfigError(f"a budget's limits must be numbers above 0; given {', '.join(wrong)}")
+
+    def limits(self) -> dict[str, float]:
+        """The units that are limited, each with its limit.
+
+        >>> Budget(macs=1e6).limits()
+        {'macs': 1000000.0}
+        """
+        return {unit: limit for unit, limit in asdict(self).items() if limit is not None}
+
+    def fits(self, costs: Mapping[str, float]) -> bool:
+        """Whether none of the costs is above its limit; every limited unit must be among the costs."""
+        unknown_costs = sorted(set(self.limits()) - set(costs))
+        if unknown_costs:
+            raise ConfigError(
+                f"a budget limits {', '.join(unknown_costs)}, which was not measured; "
+                f"measured were {', '.join(sorted(costs)) or 'none'}"
+            )
+        return all(costs[unit] <= limit for unit, limit in self.limits().items())
+
+
+def _positive(limit: object) -> bool:
+    """Whether a limit is a number above 0, and not a bool in a number's place."""
+    return isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Devices of one kind.
+
+    Attributes:
+        name: What the group is called; for a plain capacity, its label.
+        label: The size's name in every table: the capacity as given (`"0.25"`), or a budget's group name.
+        capacity: The part of the full model that the device can train, or None with a budget.
+        budget: What the device can afford in units, or None with a capacity.
+        macs_per_second: Compute speed, or None if unknown.
+        bytes_per_second_down: Bandwidth from the server, or None if unknown.
+        bytes_per_second_up: Bandwidth to the server, or None if unknown.
+        available: Probability that such a device can take part in a round.
+        clients: How many clients are of this kind (where kinds are redrawn: on average, rounded).
+
+    >>> DeviceGroup(name="0.5", label="0.5", capacity=0.5).available
+    1.0
+    """
+
+    name: str
+    label: str
+    capacity: float | None = None
+    budget: Budget | None = None
+    macs_per_second: float | None = None
+    bytes_per_second_down: float | None = None
+    bytes_per_second_up: float | None = None
+    available: float = 1.0
+    clients: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """All registered clients: which group each belongs to, and who takes part when.
+
+    Attributes:
+        groups: Smallest capacity first.
+        clients: How many clients are registered; their ids are 0, 1, ...
+        per_round: How many of them are asked to take part in a round.
+        seed: Where every draw starts.
+        members: Each client's place in `groups`, where it does not change.
+        shares: The probability of each group, where a client's group is redrawn every round.
+        redrawn: Whether it is.
+        cover: Whether it is redrawn until every group occurs among the participants.
+
+    >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
+    >>> fleet.counts()
+    {'0.25': 2, '0.5': 2, '0.75': 2, '1.0': 2}
+    >>> len(fleet.participants(round=5))
+    3
+    """
+
+    groups: tuple[DeviceGroup, ...]
+    clients: int
+    per_round: int
+    seed: int
+    members: npt.NDArray[np.int32] = field(repr=False)
+    shares: tuple[float, ...] = ()
+    redrawn: bool = False
+    cover: bool = False
+    _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+
+    def counts(self) -> dict[str, int]:
+        """The number of clients of each group, by the group's name."""
+        return {group.name: group.clients for group in self.groups}
+
+    def group_of(self, client: int, round: int) -> DeviceGroup:
+        """The group that a client belongs to in a round."""
+        if not 0 <= client < self.clients:
+            raise IndexError(
+                f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}"
+            )
+        if not self.redrawn:
+            return self.groups[int(self.members[client])]
+        attempt = self._covering_attempt(round) if self.cover else 0
+        return self.groups[self._draw(client, round, attempt)]
+
+    def participants(self, round: int) -> list[int]:
+        """The distinct clients that take part in a round, in ascending order.
+
+        Drawn one after another; a client that is not available in this round is passed over. Where fewer than
+        `per_round` are available, all of those take part, and that may be nobody.
+        """
+        always = all(group.available >= 1 for group in self.groups)
+        if always and self.per_round == self.clients:
+            return list(range(self.clients))
+        chosen: list[int] = []
+        for client in _shuffled(self.clients, derive(self.seed, round, "participants")):
+            if always or self._available(client, round):
+                chosen.append(client)
+            if len(chosen) == self.per_round:
+                break
+        return sorted(chosen)
+
+    def _available(self, client: int, round: int) -> bool:
+        """Whether a client can take part in a round."""
+        return _uniform(self.seed, round, client, "available") < self.group_of(client, round).available
+
+    def _draw(self, client: int, round: int, attempt: int) -> int:
+        """The place in `groups` that a client draws."""
+        point = _uniform(self.seed, round, client, attempt, "capacity")
+        reached = 0.0
+        for place, share in enumerate(self.shares):
+            reached += share
+            if point < reached:
+                return place
+        return len(self.shares) - 1  # the shares' sum may be a rounding error below 1
+
+    def _covering_attempt(self, round: int) -> int:
+        """The first attempt at which every group occurs among the participants."""
+        if round not in self._attempts:
+            drawn = self.participants(round)
+            attempt = 0
+            while len({self._draw(client, round, attempt) for client in drawn}) < len(self.groups):
+                attempt += 1
+            self._attempts.clear()  # only the current round is asked for, client by client
+            self._attempts[round] = attempt
+        return self._attempts[round]
+
+
+def _uniform(*names: int | str) -> float:
+    """A number in [0, 1) derived from the names."""
+    return derive(*names) / 2.0**63
+
+
+def _shuffled(count: int, seed: int) -> Iterator[int]:
+    """0, 1, ..., count - 1 in random order; costs only what is drawn, as it remembers only what it moved."""
+    draw = random.Random(seed).random
+    moved: dict[int, int] = {}
+    for place in range(count):
+        other = place + int(draw() * (count - place))
+        yield moved.get(other, other)
+        moved[other] = moved.pop(place, place)
+
+
+def round_seconds(group: DeviceGroup, macs: float, bytes_down: float, bytes_up: float) -> float | None:
+    """The virtual time of one client's round: receive, compute, send. None if nothing is known of the device.
+
+    A speed that is not known takes no time.
+
+    >>> board = DeviceGroup("board", "0.25", 0.25, macs_per_second=1e9, bytes_per_second_down=1e6)
+    >>> round_seconds(board, macs=2e9, bytes_down=5e5, bytes_up=5e5)
+    2.5
+    """
+    work = (
+        (bytes_down, group.bytes_per_second_down),
+        (macs, group.macs_per_second),
+        (bytes_up, group.bytes_per_second_up),
+    )
+    known = [amount / speed for amount, speed in work if speed is not None]
+    return math.fsum(known) if known else None
+
+
+# Making a fleet -------------------------------------------------------------------------------------
+
+
+def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence[int] | None = None) -> Fleet:
+    """The fleet that a `[devices]` table describes, for a number of clients.
+
+    Args:
+        config: The table.
+        clients: How many clients there are.
+        seed: The experiment's seed.
+        domains: For assignment = "group": each client's data group, counted from 0. Consecutive data groups
+            share a capacity where there are more of them than capacities.
+
+    Raises:
+        ConfigError: With a line for each problem.
+
+    >>> fleet = make_fleet(DevicesConfig(distribution="exponential", assignment="order"), clients=8, seed=0)
+    >>> [fleet.group_of(client, round=0).label for client in range(8)]
+    ['1.0', '1.0', '0.5', '0.5', '0.25', '0.25', '0.125', '0.125']
+    """
+    if clients < 1:
+        raise ConfigError(f"a fleet needs at least one client; given {clients}")
+    kinds = _named_kinds(config) if config.groups else _capacity_kinds(config)
+    problems: list[str] = []
+    shares, blocks = _assigned(config, kinds, clients, domains, problems)
+    per_round = _per_round(config, clients, problems)
+    if config.cover and not problems:
+        problems.extend(_cover_problems(kinds, shares, per_round))
+    _raise_all(problems)
+    if config.assignment == "random":
+        blocks = _scattered(blocks, seed)
+    occupied = [place for place, share in enumerate(shares) if share > 0]
+    order = sorted(occupied, key=_by_size([kinds[place] for place in occupied], occupied))
+    rank = np.full(len(kinds), -1, dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    sizes = np.bincount(blocks, minlength=len(kinds))
+    return Fleet(
+        groups=tuple(replace(kinds[place], clients=int(sizes[place])) for place in order),
+        clients=clients,
+        per_round=per_round,
+        seed=seed,
+        members=rank[blocks],
+        shares=tuple(shares[place] for place in order),
+        redrawn=config.redraw == "round",
+        cover=config.cover,
+    )
+
+
+def _raise_all(problems: Sequence[str]) -> None:
+    """Raises a `ConfigError` if there are any problems."""
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _capacity_kinds(config: DevicesConfig) -> list[DeviceGroup]:
+    """A group for each listed capacity, in the order listed, still without clients."""
+    kinds = []
+    for place, capacity in enumerate(config.capacities or ()):
+        speeds = _speeds(config, place)
+        kinds.append(DeviceGroup(name=repr(capacity), label=repr(capacity), capacity=capacity, **speeds))
+    return kinds
+
+
+def _named_kinds(config: DevicesConfig) -> list[DeviceGroup]:
+    """A group for each named group, in the order listed, still without clients."""
+    return [_named_kind(group, _speeds(config, 0)) for group in config.groups]
+
+
+def _named_kind(group: GroupConfig, defaults: Mapping[str, Any]) -> DeviceGroup:
+    """The group as written, with the fleet's defaults where it says nothing."""
+    own = {name: getattr(group, name) for name in (*_RATES, "available")}
+    if group.bytes_per_second is not None:
+        own["bytes_per_second_down"] = own["bytes_per_second_up"] = group.bytes_per_second
+    given = {name: value for name, value in own.items() if value is not None}
+    return DeviceGroup(
+        name=group.name,
+        label=group.name if group.capacity is None else repr(group.capacity),
+        capacity=group.capacity,
+        budget=None if group.budget is None else Budget(**group.budget.model_dump()),
+        **{**defaults, **given},
+    )
+
+
+def _speeds(config: DevicesConfig, place: int) -> dict[str, Any]:
+    """The speeds, bandwidths and availability that the table gives to the capacity at a place in its list."""
+    both = config.bytes_per_second
+    given: dict[str, float | tuple[float, ...] | None] = {
+        "macs_per_second": config.macs_per_second,
+        "bytes_per_second_down": config.bytes_per_second_down if both is None else both,
+        "bytes_per_second_up": config.bytes_per_second_up if both is None else both,
+        "available": 1.0 if config.available is None else config.available,
+    }
+    return {name: value[place] if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def _by_size(kinds: Sequence[DeviceGroup], places: Sequence[int]) -> Any:
+    """A sorting key by capacity, or by budgets in the same units; as listed where sizes do not compare."""
+    sizes: dict[int, tuple[float, ...]] = {place: (float(place),) for place in places}
+    units = {tuple(kind.budget.limits()) if kind.budget else () for kind in kinds}
+    if len(units) == 1:
+        sizes = {place: _size(kind) for place, kind in zip(places, kinds)}
+    return lambda place: (sizes[place], place)
+
+
+def _size(kind: DeviceGroup) -> tuple[float, ...]:
+    """A group's capacity, or its budget's limits."""
+    return tuple(kind.budget.limits().values()) if kind.budget else (kind.capacity or 0.0,)
+
+
+# Which client is of which kind ------------------------------------------------------------------------
+
+
+def _assigned(
+    config: DevicesConfig,
+    kinds: Sequence[DeviceGroup],
+    clients: int,
+    domains: Sequence[int] | None,
+    problems: list[str],
+) -> tuple[tuple[float, ...], npt.NDArray[np.int32]]:
+    """Each kind's share, and the kind of each client in blocks as listed; problems are added to the list."""
+    if config.assignment == "group":
+        blocks = _by_domain(len(kinds), clients, domains, problems)
+        sizes = np.bincount(blocks, minlength=len(kinds))
+        return tuple(float(size) / clients for size in sizes), blocks
+    if any(group.clients is not None for group in config.groups):
+        counts = _given_counts(config.groups, clients, problems)
+        shares = tuple(count / clients for count in counts)
+    else:
+        shares = capacity_shares(config)
+        counts = _whole_counts(shares, clients)
+        if config.redraw == "never" and config.distribution is None:
+            problems.extend(_nobody(kinds, counts, shares, clients))
+    if config.redraw == "never":
+        shares = tuple(count / clients for count in counts)
+    return shares, np.repeat(np.arange(len(kinds), dtype=np.int32), counts)
+
+
+def _given_counts(groups: Sequence[GroupConfig], clients: int, problems: list[str]) -> list[int]:
+    """The groups' own numbers of clients; the one that says nothing gets the rest."""
+    rest = clients - sum(group.clients or 0 for group in groups)
+    open_groups = [group for group in groups if group.clients is None]
+    if rest < 0 or (rest == 0 and open_groups) or (rest > 0 and not open_groups):
+        given = ", ".join(f"{group.name} {group.clients or 'the rest'}" for group in groups)
+        problems.append(
+            f"devices.groups: their clients ({given}) do not add up to the {clients} clients of the data; "
+            "change them or data.clients"
+        )
+        return [0] * len(groups)
+    return [rest if group.clients is None else group.clients for group in groups]
+
+
+def _whole_counts(shares: Sequence[float], clients: int) -> list[int]:
+    """Whole numbers of clients: kind g has those k of 1..K with share up to g-1 < k / K <= share up to g."""
+    ends = [math.floor(math.fsum(shares[: place + 1]) * clients + _SLACK) for place in range(len(shares))]
+    ends[-1] = clients
+    return [end - start for start, end in zip([0, *ends], ends)]
+
+
+def _nobody(
+    kinds: Sequence[DeviceGroup], counts: Sequence[int], shares: Sequence[float], clients: int
+) -> Iterator[str]:
+    """A line for each kind whose share of the clients is nobody."""
+    for kind, count, share in zip(kinds, counts, shares):
+        if count == 0:
+            yield (
+                f"devices: {share:g} of {clients} clients is nobody, so no device could train {kind.name}; "
+                "take more clients, a larger fraction, or leave it out"
+            )
+
+
+def _by_domain(
+    kinds: int, clients: int, domains: Sequence[int] | None, problems: list[str]
+) -> npt.NDArray[np.int32]:
+    """Each client's kind by its data group: the data groups divided evenly among the kinds, in order."""
+    nobody = np.zeros(0, dtype=np.int32)
+    if domains is None or len(domains) != clients:
+        given = "this data has none" if domains is None else f"given {len(domains)} for {clients} clients"
+        problems.append(f'devices.assignment: "group" needs the data group of every client; {given}')
+        return nobody
+    index = np.asarray(domains, dtype=np.int64)
+    present = np.unique(index)
+    if len(present) < kinds:
+        problems.append(
+            f'devices.assignment: "group" has {len(present)} data groups for {kinds} capacities; '
+            "list at most as many capacities"
+        )
+        return nobody
+    return (np.searchsorted(present, index) * kinds // len(present)).astype(np.int32)
+
+
+def _scattered(blocks: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.int32]:
+    """The same kinds, shuffled over the clients."""
+    order = torch.randperm(len(blocks), generator=generator(seed, "capacities")).numpy()
+    return np.take(blocks, order)
+
+
+# Distributions --------------------------------------------------------------------------------------
+
+
+def capacity_shares(config: DevicesConfig) -> tuple[float, ...]:
+    """The part of the clients that has each listed capacity, or is in each listed group.
+
+    A client whose distribution gives it something between two listed capacities has the smaller one.
+
+    >>> capacity_shares(DevicesConfig(distribution="exponential", capacities=[0.125, 0.5, 1.0]))
+    (0.5, 0.25, 0.25)
+    """
+    if config.groups:
+        even = 1.0 / len(config.groups)
+        return tuple(even if group.fraction is None else group.fraction for group in config.groups)
+    capacities = config.capacities or ()
+    if config.fractions is not None:
+        return config.fractions
+    if config.distribution is None:
+        return (1.0 / len(capacities),) * len(capacities)
+    if config.distribution == "log-normal":
+        return _log_normal_shares(config, capacities)
+    return _listed_shares(_widths(config), capacities)
+
+
+def _distribution_numbers(config: DevicesConfig) -> dict[str, Any]:
+    """The numbers of the distribution, which the table has filled in."""
+    options = config.distribution_options
+    return {} if options is None else options.model_dump(exclude_none=True)
+
+
+def _widths(config: DevicesConfig) -> list[tuple[float, float]]:
+    """What the clients of a distribution can afford, each with its part of the clients."""
+    numbers = _distribution_numbers(config)
+    if config.distribution == "two-type":
+        return [(numbers["strong"], numbers["share"]), (numbers["weak"], 1.0 - numbers["share"])]
+    if config.distribution == "step":
+        steps = math.floor(1.0 / numbers["step"] + _SLACK)
+        widths = [number * numbers["step"] for number in range(1, steps + 1)]
+    else:
+        widths = [1.0 / divisor for divisor in numbers["divisors"]]
+    return [(width, 1.0 / len(widths)) for width in widths]
+
+
+def _listed_shares(widths: Sequence[tuple[float, float]], capacities: Sequence[float]) -> tuple[float, ...]:
+    """The widths' shares, each added to the largest listed capacity within it."""
+    smallest = min(capacities)
+    below = sorted({width for width, _ in widths if width < smallest - _SLACK})
+    if below:
+        raise ConfigError(
+            f"devices.capacities: the smallest is {smallest:g}, but the distribution has devices that "
+            f"can only train {', '.join(f'{width:g}' for width in below)}; list that capacity too"
+        )
+    shares = dict.fromkeys(capacities, 0.0)
+    for width, share in widths:
+        shares[max(capacity for capacity in capacities if capacity <= width + _SLACK)] += share
+    return tuple(shares.values())
+
+
+def _log_normal_shares(config: DevicesConfig, capacities: Sequence[float]) -> tuple[float, ...]:
+    """The probability of each bin between listed capacities; the outer bins reach to 0 and to infinity."""
+    numbers = _distribution_numbers(config)
+    ascending = sorted(capacities)
+    scale = numbers["sigma"] * math.sqrt(2.0)
+    inner = [(1.0 + math.erf(math.log(edge / numbers["median"]) / scale)) / 2.0 for edge in ascending[1:]]
+    edges = [0.0, *inner, 1.0]
+    shares = {capacity: edges[place + 1] - edges[place] for place, capacity in enumerate(ascending)}
+    return tuple(shares[capacity] for capacity in capacities)
+
+
+# Who takes part -------------------------------------------------------------------------------------
+
+
+def _per_round(config: DevicesConfig, clients: int, problems: list[str]) -> int:
+    """How many clients a round asks for; problems are added to the list."""
+    if config.clients_per_round is not None:
+        if config.clients_per_round > clients:
+            problems.append(
+                f"devices.clients_per_round: given {config.clients_per_round}, but there are only {clients}"
+            )
+        return config.clients_per_round
+    participation = 1.0 if config.participation is None else config.participation
+    count = math.floor(participation * clients + _SLACK)
+    if count == 0:
+        smallest = math.ceil(1e6 / clients) / 1e6
+        problems.append(
+            f"devices.participation: {participation:g} of {clients} clients selects nobody; "
+            f"the smallest that selects one is {smallest:g}"
+        )
+    return count
+
+
+def _cover_problems(kinds: Sequence[DeviceGroup], shares: Sequence[float], per_round: int) -> Iterator[str]:
+    """Why redrawing until every kind occurs would not end, or not soon."""
+    wanted = [share for share in shares if share > 0]
+    if any(kind.available < 1 for kind in kinds):
+        yield "devices.cover: needs devices that are always available; leave out available or cover"
+    elif per_round < len(wanted):
+        yield (
+            f"devices.cover: {per_round} clients a round cannot cover {len(wanted)} capacities; "
+            f"take at least {len(wanted)}, better twice as many"
+        )
+    elif cover_probability(wanted, per_round) < _RAREST_COVER:
+        yield (
+            f"devices.cover: {per_round} clients a round cover all {len(wanted)} capacities in less than one "
+            f"of {1 / _RAREST_COVER:g} draws; take more clients a round or larger fractions"
+        )
+
+
+def cover_probability(shares: Sequence[float], draws: int) -> float:
+    """The probability that every kind occurs among independent draws; for over 100 draws, a lower bound.
+
+    The coefficient of x^n in n! (e^(p1 x) - 1) (e^(p2 x) - 1) ...
+
+    >>> round(cover_probability([0.5, 0.5], 2), 6)
+    0.5
+    """
+    count = min(draws, 100)  # 170! is the last factorial that a float holds
+    series = np.zeros(count + 1)
+    series[0] = 1.0
+    for share in shares:
+        powers = np.array([share**power / math.factorial(power) for power in range(count + 1)])
+        powers[0] = 0.0  # the kind occurs at least once
+        series = np.convolve(series, powers)[: count + 1]
+    return float(series[count] * math.factorial(count))

@@ -1,0 +1,127 @@
+"""Batch-norm: whose statistics normalise, how they are estimated, and how they become fixed.
+
+A network with "batch" or "calibrated" norms keeps no statistics: it normalises by the batch at hand. Before it is exported,
+statistics are *collected* by forward passes and *attached*, so that one sample's answer no longer depends on the others'.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    """The batch-norm layers in the order in which the module lists them."""
+    return [child for child in module.modules() if isinstance(child, _BatchNorm)]
+
+
+def norm_tensors(module: nn.Module) -> Iterator[str]:
+    """Names of the parameters and buffers of all norm layers."""
+    for prefix, child in module.named_modules():
+        if isinstance(child, _NORMS):
+            for name in child.state_dict():
+                yield f"{prefix}.{name}" if prefix else name
+
+
+def without_statistics(module: nn.Module) -> nn.Module:
+    """A copy whose batch-norms normalise by the batch at hand, always."""
+    bare = copy.deepcopy(module)
+    for norm in batch_norms(bare):
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    return bare
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance per channel of what enters each batch-norm, and the number of values behind them."""
+
+    means: tuple[Tensor, ...]
+    variances: tuple[Tensor, ...]
+    counts: tuple[float, ...]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As named tensors, for the wire and the checkpoint."""
+        named: dict[str, Tensor] = {}
+        for i, (mean, variance, count) in enumerate(zip(self.means, self.variances, self.counts)):
+            named |= {f"{i}.mean": mean, f"{i}.variance": variance, f"{i}.count": torch.tensor(count, dtype=torch.float64)}
+        return named
+
+    @classmethod
+    def of(cls, named: dict[str, Tensor]) -> Statistics:
+        """The inverse of `tensors`."""
+        layers = range(len(named) // 3)
+        return cls(
+            tuple(named[f"{i}.mean"] for i in layers),
+            tuple(named[f"{i}.variance"] for i in layers),
+            tuple(float(named[f"{i}.count"]) for i in layers),
+        )
+
+
+def collect(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
+    """Statistics of what enters each batch-norm while `module`, which keeps none, runs over `batches`."""
+    norms = batch_norms(module)
+    sums: list[list[Any]] = [[0.0, 0.0, 0.0] for _ in norms]  # count, sum, sum of squares
+
+    def watch(position: int) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach()
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            wide = x.double()
+            sums[position][0] += x.numel() / x.shape[1]
+            sums[position][1] += wide.sum(axes)
+            sums[position][2] += wide.square().sum(axes)
+
+        return hook
+
+    handles = [norm.register_forward_pre_hook(watch(i)) for i, norm in enumerate(norms)]
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            for x in batches:
+                module(x)
+    finally:
+        module.train(was_training)
+        for handle in handles:
+            handle.remove()
+    means = [total / count for count, total, _ in sums]
+    return Statistics(
+        tuple(mean.float() for mean in means),
+        tuple((square / count - mean.square()).clamp_min(0).float() for (count, _, square), mean in zip(sums, means)),
+        tuple(count for count, _, _ in sums),
+    )
+
+
+def merge(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of all values together: by the law of total variance, so that differences between clients count."""
+    layers = range(len(parts[0].means))
+    counts = [sum(part.counts[i] for part in parts) for i in layers]
+    means = [sum((p.means[i].double() * p.counts[i] for p in parts), torch.zeros(())) / counts[i] for i in layers]
+    squares = [
+        sum(((p.variances[i].double() + p.means[i].double().square()) * p.counts[i] for p in parts), torch.zeros(())) / counts[i]
+        for i in layers
+    ]
+    return Statistics(
+        tuple(mean.float() for mean in means),
+        tuple((square - mean.square()).clamp_min(0).float() for square, mean in zip(squares, means)),
+        tuple(counts),
+    )
+
+
+def attach(module: nn.Module, statistics: Statistics) -> nn.Module:
+    """The same module, changed in place, whose batch-norms normalise by `statistics` when it does not train."""
+    for norm, mean, variance in zip(batch_norms(module), statistics.means, statistics.variances):
+        norm.track_running_stats = True
+        norm.running_mean = mean.clone()
+        norm.running_var = variance.clone()
+        norm.num_batches_tracked = torch.tensor(0)
+    return module

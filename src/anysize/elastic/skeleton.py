@@ -1,0 +1,85 @@
+"""A module's structure apart from its tensors: take the tensors out, fill them in, share nothing by accident.
+
+A *skeleton* has parameters and persistent buffers on the meta device; constants (non-persistent buffers) stay real,
+since they are part of the structure. Tensors are named once each: tied parameters appear under their first name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from anysize.errors import ModelError
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and persistent buffer, once each, parameters first."""
+    yield from module.named_parameters()
+    for prefix, child in module.named_modules():
+        for name, buffer in child.named_buffers(recurse=False):
+            if name not in child._non_persistent_buffers_set:
+                yield (f"{prefix}.{name}" if prefix else name), buffer
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The module's tensors by name, detached and contiguous, sharing memory where they already are.
+
+    >>> sorted(tensors_of(nn.Linear(2, 3)))
+    ['bias', 'weight']
+    """
+    return {name: tensor.detach().contiguous() for name, tensor in named_tensors(module)}
+
+
+def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
+    """A copy of the structure with its tensors on the meta device; no tensor's contents are copied.
+
+    Args:
+        module: any module.
+        constants: keep non-persistent buffers real; False puts them on the meta device too, so that the copy can run there.
+    """
+    memo: dict[int, object] = {}
+    stay = set() if not constants else {id(buffer) for buffer in _constants(module)}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if id(tensor) not in stay:
+            memo[id(tensor)] = _like(tensor, torch.empty_like(tensor, device="meta"))
+    return copy.deepcopy(module, memo)
+
+
+def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A real module of the skeleton's structure holding copies of `tensors`; tied parameters stay tied.
+
+    >>> net = nn.Linear(2, 3)
+    >>> torch.equal(fill(hollow(net), tensors_of(net)).weight, net.weight)
+    True
+    """
+    memo: dict[int, object] = {}
+    problems = []
+    for name, old in named_tensors(skeleton):
+        new = tensors.get(name)
+        if new is None:
+            problems.append(f"{name} is missing")
+        elif new.shape != old.shape:
+            problems.append(f"{name} has shape {tuple(new.shape)}, the network needs {tuple(old.shape)}")
+        else:
+            memo[id(old)] = _like(old, new.detach().clone())
+    problems += [f"{name} is not part of the network" for name in sorted(set(tensors) - {n for n, _ in named_tensors(skeleton)})]
+    if problems:
+        raise ModelError("tensors do not fit the network: " + "; ".join(problems))
+    return copy.deepcopy(skeleton, memo)
+
+
+def _constants(module: nn.Module) -> Iterator[Tensor]:
+    for child in module.modules():
+        for name in child._non_persistent_buffers_set:
+            buffer = child._buffers.get(name)
+            if buffer is not None:
+                yield buffer
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(new, requires_grad=old.requires_grad)
+    return new

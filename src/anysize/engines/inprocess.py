@@ -1,0 +1,51 @@
+"""Clients one after another in this process, with one thread: the reference that every other engine must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from anysize.context import Context
+from anysize.data import Shares
+from anysize.engines.base import Engine
+from anysize.local import perform
+from anysize.methods.base import Method, SubModel, Update
+from anysize.wire import Tensors
+
+
+class InProcess(Engine):
+    """Runs each client here.
+
+    Args:
+        context: the server's; clients see it without what only the server may hold.
+        method: the method.
+        shares: each client's data.
+        kept: what stayed with each client, by its id.
+    """
+
+    def __init__(self, context: Context, method: Method[Any], shares: Shares, kept: Mapping[int, Tensors]) -> None:
+        self._context = context.for_client()
+        self._method = method
+        self._shares = shares
+        self._kept = kept
+
+    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
+        for sub_model in sub_models:
+            client = int(sub_model.ticket["client"])
+            with one_thread():
+                update = perform(self._context, self._method, sub_model, self._shares.share(client), self._kept.get(client))
+            yield update
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One intra-op thread inside: the number of threads changes the last bits of a convolution."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,42 @@
+"""Errors that a user can act on: what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AnysizeError(Exception):
+    """Base of every error that is the user's to mend; the command line prints it and exits with 2."""
+
+
+class ConfigError(AnysizeError):
+    """The experiment file, or a value given in its place, is not one we can run."""
+
+
+class DataError(AnysizeError):
+    """A data set is missing, damaged, or too small for what was asked of it."""
+
+
+class ModelError(AnysizeError):
+    """A module cannot be traced, narrowed or exported as asked."""
+
+
+class MethodError(AnysizeError):
+    """A method cannot do what was asked of it, with this model or at this size."""
+
+
+class CheckpointError(AnysizeError):
+    """A run directory or a checkpoint is damaged, foreign, or in the way."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> str:
+    """One sentence saying that a name is unknown, the nearest match, and what exists.
+
+    >>> unknown("method", "flank", ["fedavg", "flanc"])
+    "unknown method 'flank'; did you mean 'flanc'? Known: fedavg, flanc"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return f"unknown {kind} '{given}'{hint} Known: {', '.join(names) or 'none'}"

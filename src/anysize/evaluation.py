@@ -1,0 +1,147 @@
+"""Measuring a state: on the server's test set at every size, on the clients' own held-out shares, and the calibration before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from anysize.context import Context, Size
+from anysize.data import Part, SubsetPart
+from anysize.devices import Fleet
+from anysize.elastic.norm import Statistics, attach, merge
+from anysize.engines.base import Engine
+from anysize.local import measure, needs_calibration, with_statistics
+from anysize.methods.base import Client, Method, SubModel
+from anysize.rng import generator
+from anysize.wire import Json
+
+_TRIES = 20  # draws per wanted client when looking for devices that can run a size
+
+
+def finished(
+    context: Context, method: Method[Any], state: Any, size: Size, statistics: Mapping[str, Statistics]
+) -> nn.Module:
+    """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
+    network = method.customize(context, state, size)
+    if size.label in statistics:
+        attach(network, statistics[size.label])
+    return network.eval()
+
+
+def on_test(
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    part: Part,
+    statistics: Mapping[str, Statistics],
+    batch_size: int,
+    sizes: Sequence[Size] | None = None,
+) -> dict[str, dict[str, float]]:
+    """The metrics of every size on `part`."""
+    # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
+    shuffled = SubsetPart(part, torch.randperm(len(part), generator=generator("test order")))
+    results: dict[str, dict[str, float]] = {}
+    for size in sizes if sizes is not None else method.sizes(context):
+        network = finished(context, method, state, size, statistics)
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        results[size.label] = context.task.metrics(measure(context, network, shuffled, batch_size))
+    return results
+
+
+def calibrated(
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    engine: Engine,
+    fleet: Fleet,
+    width_of_group: Mapping[str, float],
+    round: int,
+    count: int,
+    sizes: Sequence[Size] | None = None,
+) -> dict[str, Statistics]:
+    """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed."""
+    if not needs_calibration(context):
+        return {}
+    found: dict[str, Statistics] = {}
+    for size in sizes if sizes is not None else method.sizes(context):
+        ids = able(context, fleet, width_of_group, size, round, count)
+        messages = (_message(context, method, state, size, client, round, "calibrate") for client in ids)
+        parts = [Statistics.of(update.tensors) for update in engine.perform(messages)]
+        found[size.label] = merge(parts)
+    return found
+
+
+def able(
+    context: Context, fleet: Fleet, width_of_group: Mapping[str, float], size: Size, round: int, count: int
+) -> list[int]:
+    """Up to `count` clients whose devices can run `size`, drawn anew every round; if none can, any."""
+    random = generator(context.seed, round, "calibration")
+    order = _draws(fleet.clients, count, random)
+    chosen = [c for c in order if width_of_group[fleet.group_of(c, round).name] >= size.width]
+    return sorted((chosen or order)[:count])
+
+
+def on_clients(
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    engine: Engine,
+    fleet: Fleet,
+    size_of_group: Mapping[str, Size],
+    statistics: Mapping[str, Statistics],
+    round: int,
+    count: int | None,
+) -> list[Json]:
+    """One row per client: its metrics on its own held-out share at the size that its device runs."""
+    ids = list(range(fleet.clients))
+    if count is not None and count < fleet.clients:
+        ids = sorted(_draws(fleet.clients, 1, generator(context.seed, round, "evaluation"))[:count])
+    groups = {client: fleet.group_of(client, round) for client in ids}
+
+    def messages() -> Iterator[SubModel]:
+        for client in ids:
+            size = size_of_group[groups[client].name]
+            message = _message(context, method, state, size, client, round, "evaluate")
+            yield with_statistics(message, statistics[size.label]) if size.label in statistics else message
+
+    rows = []
+    for update in engine.perform(messages()):
+        client = int(update.ticket["client"])
+        row = {"round": round, "client": client, "group": groups[client].name, "size": update.label}
+        rows.append(row | {"samples": update.ticket["samples"]} | context.task.metrics(update.ticket["sums"]))
+    return rows
+
+
+def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[str, Json]:
+    """Mean, worst decile and spread (standard deviation) of the clients' metric per device group.
+
+    >>> by_group([{"group": "a", "accuracy": 0.5}, {"group": "a", "accuracy": 1.0}], "accuracy", True)["a"]
+    {'mean': 0.75, 'worst_decile': 0.5, 'spread': 0.25, 'clients': 2}
+    """
+    summary = {}
+    for group in dict.fromkeys(row["group"] for row in rows):
+        values = sorted((row[metric] for row in rows if row["group"] == group), reverse=not higher_is_better)
+        mean = sum(values) / len(values)
+        worst = values[: max(1, math.ceil(len(values) / 10))]
+        spread = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+        summary[group] = {"mean": mean, "worst_decile": sum(worst) / len(worst), "spread": spread, "clients": len(values)}
+    return summary
+
+
+def _message(
+    context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str
+) -> SubModel:
+    message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed))
+    return replace(message, ticket=message.ticket | {"task": task})
+
+
+def _draws(clients: int, count: int, random: torch.Generator) -> list[int]:
+    """Distinct client ids in random order: all of them if they are few, else enough to choose from."""
+    if clients <= 10_000:
+        return [int(i) for i in torch.randperm(clients, generator=random)]
+    return list(dict.fromkeys(int(i) for i in torch.randint(clients, (count * _TRIES,), generator=random)))

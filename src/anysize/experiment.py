@@ -1,0 +1,435 @@
+"""From an experiment file to everything a run needs: data, shares, fleet, network, sizes, context.
+
+Each part is made when it is first asked for, so that `inspect` needs no shares and a finished run no data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from anysize import data as data_sets
+from anysize import models
+from anysize.config import ExperimentConfig, from_dict
+from anysize.context import Context, Size
+from anysize.cost import Cost, largest_fitting, measure
+from anysize.data import Data, DeviceShares, Share, Shares, to_input
+from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet
+from anysize.elastic.axes import Axes, trace
+from anysize.elastic.norm import without_statistics
+from anysize.elastic.skeleton import fill, hollow, tensors_of
+from anysize.errors import ConfigError, DataError, ModelError, unknown
+from anysize.methods import Method, make, name_of
+from anysize.objectives import Batch
+from anysize.tasks import Task, task
+from anysize.wire import Json
+
+if TYPE_CHECKING:
+    from anysize.run import Run
+
+GRID = tuple(i / 16 for i in range(1, 17))
+"""Widths among which a budget in units is solved."""
+
+_LIVE = "live:"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a network must know of the data: kept in the checkpoint, so that a finished run needs the data no more.
+
+    Attributes:
+        input_shape: of one sample.
+        tokens: whether inputs are integers.
+        target_shape: of one sample's target.
+        outputs: how many numbers the network gives per sample or position.
+        classes: how many classes there are, or None.
+        class_names: their names, or None.
+        mean: per channel, of inputs in [0, 1]; None for no normalisation.
+        std: likewise.
+    """
+
+    input_shape: tuple[int, ...]
+    tokens: bool
+    target_shape: tuple[int, ...]
+    outputs: int
+    classes: int | None
+    class_names: tuple[str, ...] | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    def example(self, count: int) -> Tensor:
+        """An input batch of zeros, on the meta device."""
+        kind = torch.int64 if self.tokens else torch.float32
+        return torch.zeros(count, *self.input_shape, dtype=kind, device="meta")
+
+    def to_json(self) -> Json:
+        """As JSON; `from_json` is the inverse."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Json) -> Signature:
+        """The signature that `to_json` wrote."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+class Experiment:
+    """An experiment with live objects or names in any place.
+
+    >>> experiment = Experiment(data="digits", clients=20, model="mlp", method="fedavg", rounds=2)
+    >>> [size.label for size in experiment.sizes]
+    ['0.25', '0.5', '0.75', '1.0']
+    """
+
+    def __init__(
+        self,
+        *,
+        data: str | Mapping[str, Any] | Data | Callable[..., Any],
+        model: str | Mapping[str, Any] | nn.Module,
+        method: str | Mapping[str, Any] | Method[Any],
+        clients: int | None = None,
+        partition: Mapping[str, Any] | None = None,
+        keep: Sequence[str] = (),
+        pretrained: bool = False,
+        devices: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
+        task: str | Task = "classification",
+        tricks: Mapping[str, Any] | None = None,
+        evaluation: Mapping[str, Any] | None = None,
+        engine: Mapping[str, Any] | None = None,
+        name: str = "experiment",
+        seed: int = 0,
+        rounds: int = 100,
+        evaluate_every: int = 10,
+    ) -> None:
+        """Takes what the tables of an experiment file take, and live objects.
+
+        Args:
+            data: a name, the [data] table, an `az.Data`, or a function as in "module:function".
+            model: a name, the [model] table, or any nn.Module, which is where training starts.
+            method: a name, the [method] table, or a method.
+            clients: how many share the data.
+            partition: further keys of [data]: split, classes_per_client, alpha, validation, augment, ...
+            keep: patterns of parameters whose width group stays whole.
+            pretrained: whether a live model's weights were learned.
+            devices: the [devices] table.
+            training: the [training] table.
+            task: a name or a task.
+            tricks: the [tricks] table.
+            evaluation: the [evaluation] table.
+            engine: the [engine] table.
+            name: of the run.
+            seed: where every random choice starts.
+            rounds: how many.
+            evaluate_every: rounds from one evaluation to the next.
+        """
+        self._live: dict[str, Any] = {}
+        tables: dict[str, Any] = {
+            "name": name,
+            "seed": seed,
+            "rounds": rounds,
+            "evaluate_every": evaluate_every,
+            "data": self._table("data", data) | dict(partition or {}),
+            "model": self._table("model", model),
+            "method": self._table("method", method),
+            "task": self._table("task", task),
+        }
+        if clients is not None:
+            tables["data"]["clients"] = clients
+        if keep:
+            tables["model"]["keep"] = list(keep)
+        given = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation, "engine": engine}
+        tables |= {key: dict(value) for key, value in given.items() if value is not None}
+        self.config = from_dict(tables)
+        self._pretrained = pretrained
+        self._known: tuple[Signature, tuple[Size, ...]] | None = None
+
+    @classmethod
+    def from_config(
+        cls, config: ExperimentConfig, known: tuple[Signature, tuple[Size, ...]] | None = None, **live: Any
+    ) -> Experiment:
+        """The experiment of a config; `known` spares it the data, `live` gives the objects that a file cannot name."""
+        made = cls.__new__(cls)
+        made.config = config
+        made._live = {key: value for key, value in live.items() if value is not None}
+        made._pretrained = False
+        made._known = known
+        folder = config.folder
+        if folder is not None and str(folder.resolve()) not in sys.path:
+            sys.path.insert(0, str(folder.resolve()))
+        return made
+
+    def run(self, out: str | Path | None = None, **options: Any) -> Run:
+        """Runs it; see `anysize.run`."""
+        from anysize.run import run
+
+        return run(self, out=out, **options)
+
+    @cached_property
+    def task(self) -> Task:
+        """What is learned."""
+        live = self._live.get("task")
+        return live if live is not None else task(self.config.task.name)
+
+    @cached_property
+    def method(self) -> Method[Any]:
+        """The method."""
+        live = self._live.get("method")
+        return live if live is not None else make(self.config.method.name, self.config.method.options)
+
+    @cached_property
+    def source(self) -> Data | Callable[[Any], Share]:
+        """The data set, or the function that gives each device its own share."""
+        live = self._live.get("data")
+        if isinstance(live, Data):
+            return live
+        self._refuse_missing("data")
+        return data_sets.load(self.config.data.name, self.config.data.options)
+
+    @property
+    def data(self) -> Data | None:
+        """The whole data set; None where each device has its own."""
+        return self.source if isinstance(self.source, Data) else None
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Who has what."""
+        config = self.config.data
+        if not isinstance(self.source, Data):
+            if config.clients is None:
+                raise ConfigError(f"data.clients: missing; '{config.name}' gives one device's share, so say how many there are")
+            return DeviceShares(self.source, config.clients)
+        return data_sets.split(
+            self.source,
+            config.clients,
+            config.split,
+            classes_per_client=config.classes_per_client,
+            alpha=config.alpha,
+            equal=config.equal_sizes,
+            validation=config.validation,
+            fraction=config.fraction,
+            seed=self.config.seed,
+        )
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The devices."""
+        names = [self.shares.group_of(c) for c in range(len(self.shares))] if self.config.devices.assignment == "group" else []
+        order = sorted({name for name in names if name is not None})
+        domains = [order.index(name) for name in names if name is not None] or None
+        return make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What the network must know of the data."""
+        if self._known is not None:
+            return self._known[0]
+        data = self.data
+        if data is None:
+            x, y = self.shares.share(0).train.batch(torch.zeros(1, dtype=torch.int64))
+            data = Data(train=(x, y), classes=self.config.data.options.get("classes"))
+        x, y = data.train.batch(torch.zeros(1, dtype=torch.int64))
+        normalize = self.config.data.normalize
+        if normalize and data.mean is None:
+            raise ConfigError("data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)")
+        wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
+        return Signature(
+            input_shape=tuple(self.config.model.input or data.input_shape),
+            tokens=not to_input(x).is_floating_point(),
+            target_shape=tuple(y.shape[1:]),
+            outputs=data.outputs,
+            classes=data.classes if self.task.class_axis is not None else None,
+            class_names=data.class_names,
+            mean=data.mean if wanted else None,
+            std=data.std if wanted else None,
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The full network with its first weights, normalisation included, some of it frozen."""
+        config, about = self.config.model, self.signature
+        live = self._own_model()
+        if live is None:
+            self._refuse_missing("model")
+        network = live or models.build(config.name, about.input_shape, about.outputs, config.options, seed=self.config.seed)
+        if about.mean is not None:
+            network = models.normalized(network, about.mean, about.std)
+        if config.weights is not None and self._known is None:  # a finished run's weights are in its checkpoint
+            network = with_weights(network, (self.config.folder or Path()) / config.weights)
+        return with_frozen(network, config.frozen)
+
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that the fleet trains, smallest first."""
+        if self._known is not None:
+            return self._known[1]
+        by_label = {size.label: size for size in self.size_of_group.values()}
+        return tuple(sorted(by_label.values(), key=lambda size: (size.width, size.label)))
+
+    @cached_property
+    def size_of_group(self) -> dict[str, Size]:
+        """The size that each device group trains."""
+        groups = self.fleet.groups
+        if self.config.devices.capacity_of == "width" and all(group.capacity is not None for group in groups):
+            return {group.name: Size(group.capacity or 1.0) for group in groups}
+        return solve_sizes(self, groups)
+
+    @cached_property
+    def context(self) -> Context:
+        """What server and clients both know, with what only the server holds."""
+        return self.context_for(self.sizes)
+
+    def context_for(self, sizes: tuple[Size, ...]) -> Context:
+        """The context of a fleet that trains `sizes`."""
+        return Context(
+            template=self._template[0],
+            axes=self.axes,
+            task=self.task,
+            sizes=sizes,
+            training=self.config.training,
+            tricks=self.method.paper.chosen(self.config.tricks.model_dump()),
+            augment=self.config.data.augment,
+            classes=self.signature.classes,
+            seed=self.config.seed,
+            initial=self._template[1],
+            pretrained=self._pretrained or self.config.model.weights is not None,
+            _skeletons=self._skeletons,
+        )
+
+    @cached_property
+    def axes(self) -> Axes:
+        """Which axis of which tensor belongs to which width group."""
+        config = self.config.model
+        return trace(
+            self._template[0],
+            self.signature.example(2),
+            keep=config.keep,
+            heads=config.heads,
+            class_axis=self.task.class_axis,
+            attributes=config.attributes,
+        )
+
+    def cost(
+        self, size: Size, context: Context | None = None, state: Any = None, method: Method[Any] | None = None
+    ) -> Cost:
+        """What a client of that size costs; by default with this experiment's method, in its first state."""
+        context, method = context or self.context, method or self.method
+        state = method.init(context) if state is None else state
+        return measure(context, method, state, size, self.example)
+
+    @cached_property
+    def example(self) -> Batch:
+        """A batch of the training batch size on the meta device."""
+        count, about = self.config.training.batch_size, self.signature
+        kind = torch.float32 if about.classes is None else torch.int64
+        return Batch(about.example(count), torch.zeros(count, *about.target_shape, dtype=kind, device="meta"))
+
+    @cached_property
+    def _template(self) -> tuple[nn.Module, dict[str, Tensor]]:
+        tricks = self.method.paper.chosen(self.config.tricks.model_dump())
+        network = self.model if tricks.batch_norm in ("tracked", "local") else without_statistics(self.model)
+        return hollow(network), {name: tensor.clone() for name, tensor in tensors_of(network).items()}
+
+    @cached_property
+    def _skeletons(self) -> dict[float, nn.Module]:
+        return {}  # narrowed once for all contexts of this experiment
+
+    def _own_model(self) -> nn.Module | None:
+        return self._live.get("model")
+
+    def _table(self, kind: str, value: Any) -> dict[str, Any]:
+        """The config table of a value that may be a name, a table or a live object."""
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping):
+            return dict(value)
+        self._live[kind] = value
+        if kind == "method" and is_dataclass(value):
+            options = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {"name": name_of(value), **options}
+        return {"name": f"{_LIVE}{getattr(value, '__name__', type(value).__name__)}"}
+
+    def _refuse_missing(self, kind: str) -> None:
+        name = getattr(self.config, kind).name
+        if name.startswith(_LIVE):
+            raise ConfigError(
+                f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it again with {kind}="
+            )
+
+
+def solve_sizes(experiment: Experiment, groups: Sequence[DeviceGroup]) -> dict[str, Size]:
+    """The largest width on `GRID` that each group's budget, or its fraction of the full cost, allows."""
+    unit = experiment.config.devices.capacity_of
+    costs: dict[float, Cost] = {}
+
+    def cost(size: Size) -> Cost:
+        if size.width not in costs:
+            costs[size.width] = experiment.cost(size, experiment.context_for((Size(size.width),)))
+        return costs[size.width]
+
+    solved, problems = {}, []
+    for group in groups:
+        if group.budget is None and unit == "width":
+            solved[group.name] = Size(group.capacity or 1.0)
+            continue
+        budget = group.budget or Budget(**{unit: (group.capacity or 1.0) * cost(Size(1.0)).units()[unit]})
+        size = largest_fitting([Size(width) for width in GRID], budget.fits, cost)
+        if size is None:
+            smallest = cost(Size(GRID[0])).units()
+            needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
+            problems.append(f"devices: group '{group.name}' can train no width; the smallest, {GRID[0]:g}, needs {needs}")
+        else:
+            solved[group.name] = Size(size.width, name="" if group.label == repr(size.width) else group.label)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return solved
+
+
+def with_weights(network: nn.Module, path: Path) -> nn.Module:
+    """The network with the weights of a safetensors file."""
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise ModelError(f"model.weights: {path} does not exist") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(f"model.weights: {path} is damaged or not a safetensors file ({error})") from None
+    own = tensors_of(network)
+    prefix = "" if set(own) & set(tensors) else "network."  # files of the bare network fit behind normalisation too
+    try:
+        return fill(hollow(network), {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
+    except ModelError as error:
+        raise ModelError(f"model.weights: {path}: {error}") from None
+
+
+def with_frozen(network: nn.Module, patterns: Sequence[str]) -> nn.Module:
+    """The same network, the parameters that match a pattern not trained."""
+    names = dict(network.named_parameters())
+    for pattern in patterns:
+        hits = [name for name in names if any(fnmatch(name, form) for form in _forms(pattern))]
+        if not hits:
+            raise ConfigError("model.frozen: " + unknown("parameter", pattern, names))
+        for name in hits:
+            names[name].requires_grad_(False)
+    return network
+
+
+def _forms(pattern: str) -> tuple[str, ...]:
+    return pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"
+
+
+def check_evaluation(experiment: Experiment) -> None:
+    """Refuses an evaluation that the data cannot give."""
+    if "test" in experiment.config.evaluation.on and (experiment.data is None or experiment.data.test is None):
+        raise DataError(
+            "evaluation.on has \"test\", but the data has no test part; set evaluation.on = [\"clients\"] with data.validation "
+            "above 0, or give a test part"
+        )

@@ -1,0 +1,26 @@
+"""The user's own code by name: "package.module:attribute"."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from anysize.errors import ConfigError, unknown
+
+
+def by_name(name: str, kind: str, known: Iterable[str]) -> Any:
+    """The object that "module:attribute" names, or an error that says what exists.
+
+    >>> by_name("math:sqrt", "function", {})(9.0)
+    3.0
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{unknown(kind, name, known)}; your own is named 'module:{kind}'")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{kind} '{name}': cannot import {module} ({error}); is its folder the experiment file's?") from None
+    except AttributeError:
+        raise ConfigError(f"{kind} '{name}': {module} has no '{attribute}'") from None

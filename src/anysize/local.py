@@ -1,0 +1,212 @@
+"""The client's side: train, calibrate, evaluate. One loop for all methods.
+
+Each of the three tasks takes a sub-model and a share of data and gives an update, so that an engine needs to know
+one message shape only. What happens depends on the message and the data alone: the same bits come out wherever it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context
+from anysize.data import Part, Share, to_input
+from anysize.data.augment import augment
+from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
+from anysize.elastic.skeleton import named_tensors
+from anysize.errors import DataError, MethodError
+from anysize.methods.base import Method, SubModel, Update
+from anysize.objectives import Batch, Step, make_objective, proximal
+from anysize.rng import derive, generator
+from anysize.tasks import Sums, add, label_set
+from anysize.wire import Tensors
+
+_STATISTICS = "statistics/"
+_EVALUATION_BATCH = 500
+
+
+def perform(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor] | None = None
+) -> Update:
+    """Does what the ticket asks: "train", "calibrate" or "evaluate".
+
+    Args:
+        context: what server and client both know.
+        method: the method.
+        sub_model: what the server sent.
+        share: the client's own data.
+        kept: tensors that stayed with this client at its last turn.
+    """
+    task = {"train": train, "calibrate": calibrate, "evaluate": evaluate}[sub_model.ticket["task"]]
+    with torch.random.fork_rng(devices=[]):  # layers such as dropout draw from the global generator
+        torch.manual_seed(derive(*_names(sub_model), "layers"))
+        return task(context, method, sub_model, share, kept or {})
+
+
+def train(context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]) -> Update:
+    """The update after local training."""
+    module = layout(method.build(context, sub_model))
+    local = local_names(context, module)
+    load_into(module, {name: kept[name] for name in local if name in kept})
+    module.train()
+    training, tricks = context.training, context.tricks
+    optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
+    received = {n: p.detach().clone() for n, p in module.named_parameters()} if tricks.proximal else {}
+    classes = held_classes(context, share.train)
+    objective = make_objective(context.task, tricks, classes)
+    changes = generator(*_names(sub_model), "augment")
+    choices = generator(*_names(sub_model), "step")
+    loss_sum, seen = torch.zeros(()), 0
+    for number, index in enumerate(steps(len(share.train), context, generator(*_names(sub_model), "batches"))):
+        batch = draw(share.train, index, context.augment, changes)
+        loss = method.loss(module, batch, Step(number, choices, received, objective))
+        if tricks.proximal:
+            loss = loss + proximal(module, received, tricks)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), training.clip)
+        optimizer.step()
+        loss_sum += loss.detach() * len(index)
+        seen += len(index)
+    mean_loss = float(loss_sum) / seen
+    if not math.isfinite(mean_loss):
+        raise MethodError(
+            f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: training diverged. "
+            "Lower training.learning_rate or set training.clip; every round before this one is saved"
+        )
+    update = method.pack(module, sub_model)
+    keep = {name: update.tensors[name] for name in local}
+    ticket = update.ticket | {
+        "samples": len(share.train),
+        "loss": mean_loss,
+        # Label sets leave a client only where the chosen tricks need them.
+        "classes": classes.int().tolist() if classes is not None and tricks.classwise_head else None,
+    }
+    return Update({n: t for n, t in update.tensors.items() if n not in keep}, ticket, keep)
+
+
+def calibrate(context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]) -> Update:
+    """Statistics of what enters each batch-norm, over the client's training data; forward only."""
+    module = layout(method.build(context, sub_model))
+    size = context.training.batch_size
+    order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
+    batches = (draw(share.train, index).x for index in order.split(size))
+    return Update(collect(module, batches).tensors(), dict(sub_model.ticket))
+
+
+def evaluate(context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]) -> Update:
+    """Sums and counts of the metrics on the client's own held-out share."""
+    if share.held_out is None:
+        raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
+    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
+    module = layout(method.build(context, replace(sub_model, tensors=plain)))
+    statistics = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
+    if statistics:
+        attach(module, Statistics.of(statistics))
+    load_into(module, {name: kept[name] for name in local_names(context, module) if name in kept})
+    sums = measure(context, module, share.held_out)
+    return Update({}, sub_model.ticket | {"sums": sums, "samples": len(share.held_out)})
+
+
+def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
+    """The sub-model with fixed batch-norm statistics for `evaluate`."""
+    named = {_STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
+    return replace(sub_model, tensors=sub_model.tensors | named)
+
+
+def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _EVALUATION_BATCH) -> Sums:
+    """Sums and counts of the task's metrics of `module` over all of `part`."""
+    sums: Sums = {}
+    module.eval()
+    with torch.no_grad():
+        for index in torch.arange(len(part)).split(batch_size):
+            batch = draw(part, index)
+            add(sums, context.task.sums(module(batch.x), batch.y))
+    return sums
+
+
+def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[Tensor]:
+    """The sample indices of each local step: shuffled epochs, as many steps or epochs as the training asks for.
+
+    A last batch of one sample joins the one before it: batch statistics of one sample are no statistics. A client
+    with a single sample sees it twice in a batch for the same reason.
+    """
+    training = context.training
+    if samples == 1:
+        epoch = [torch.zeros(2, dtype=torch.int64)]
+    done = 0
+    for _ in range(training.local_epochs or training.local_steps or 1):
+        if samples > 1:
+            epoch = list(torch.randperm(samples, generator=random).split(training.batch_size))
+        if len(epoch) > 1 and len(epoch[-1]) == 1:
+            epoch[-2:] = [torch.cat(epoch[-2:])]
+        for index in epoch:
+            if training.local_steps is not None and done == training.local_steps:
+                return
+            done += 1
+            yield index
+
+
+def draw(part: Part, index: Tensor, augmentations: tuple[str, ...] = (), random: torch.Generator | None = None) -> Batch:
+    """The samples at `index` as a network receives them."""
+    x, y = part.batch(index)
+    x = to_input(x)
+    if augmentations:
+        assert random is not None
+        x = augment(x, augmentations, random)
+    return Batch(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x, y)
+
+
+def layout(module: nn.Module) -> nn.Module:
+    """The same module with convolution weights in the layout that is fast on a CPU."""
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """A new optimizer over the method's parameter groups; momentum starts at zero every round."""
+    training = context.training
+    groups = [
+        {"params": list(g.parameters), "lr": rate * g.rate, "weight_decay": training.weight_decay * g.decay}
+        for g in method.groups(module)
+    ]
+    if training.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=rate, fused=True)
+    return torch.optim.SGD(groups, lr=rate, momentum=training.momentum, fused=True)
+
+
+def held_classes(context: Context, part: Part) -> Tensor | None:
+    """A boolean per class, those in the client's training data; None where the task has no classes."""
+    labels = part.labels()
+    if context.task.class_axis is None or context.classes is None or labels.is_floating_point():
+        return None
+    return label_set(labels, context.classes)
+
+
+def local_names(context: Context, module: nn.Module) -> list[str]:
+    """Names of the tensors that never leave the client."""
+    return list(norm_tensors(module)) if context.tricks.batch_norm == "local" else []
+
+
+def load_into(module: nn.Module, tensors: Tensors) -> None:
+    """Copies `tensors` into the module's tensors of the same names."""
+    if tensors:
+        with torch.no_grad():
+            for name, tensor in named_tensors(module):
+                if name in tensors:
+                    tensor.copy_(tensors[name])
+
+
+def needs_calibration(context: Context) -> bool:
+    """Whether a finished network still needs batch-norm statistics."""
+    return context.tricks.batch_norm in ("batch", "calibrated") and bool(batch_norms(context.template))
+
+
+def _names(sub_model: SubModel) -> tuple[int, int, int]:
+    ticket = sub_model.ticket
+    return int(ticket["seed"]), int(ticket["round"]), int(ticket["client"])

@@ -1,0 +1,95 @@
+"""The methods, one file per paper, and how they are found by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from anysize.errors import ConfigError, MethodError, unknown
+from anysize.imports import by_name
+from anysize.methods.base import Client, Method, ParameterGroup, SubModel, Update
+from anysize.methods.fedavg import FedAvg
+from anysize.methods.flanc import FLANC
+from anysize.methods.heterofl import HeteroFL
+
+__all__ = [
+    "FLANC",
+    "Client",
+    "FedAvg",
+    "HeteroFL",
+    "Method",
+    "ParameterGroup",
+    "SubModel",
+    "Update",
+    "make",
+    "methods",
+    "name_of",
+]
+
+_METHODS: dict[str, type[Method[Any]]] = {"fedavg": FedAvg, "flanc": FLANC, "heterofl": HeteroFL}
+_ENTRY_POINTS = "anysize.methods"
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> Method[Any]:
+    """The method of that name, of an installed plug-in, or the user's own by "module:Class".
+
+    >>> make("flanc", {"orthogonality": 1.0}).orthogonality
+    1.0
+    """
+    kinds = _METHODS | _plugins(name)
+    kind = kinds[name] if name in kinds else by_name(name, "method", kinds)
+    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
+        raise ConfigError(f"method '{name}' is not a dataclass derived from anysize.methods.Method")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    problems = []
+    for key, value in (options or {}).items():
+        if key not in fields:
+            problems.append("method: " + unknown(f"option of {name}", key, fields))
+            continue
+        default = _default(fields[key])
+        if type(default) in (bool, int, float) and not _same_kind(default, value):
+            problems.append(f"method.{key} = {value!r}; allowed: a {type(default).__name__}, such as {default!r}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        made: Method[Any] = kind(**(options or {}))
+    except MethodError as error:
+        raise ConfigError(str(error)) from None
+    except TypeError as error:
+        raise ConfigError(f"method '{name}': {error}") from None
+    return made
+
+
+def methods() -> list[tuple[str, str]]:
+    """Every method's name and one line on it, plug-ins included.
+
+    >>> [name for name, _ in methods()][:3]
+    ['fedavg', 'flanc', 'heterofl']
+    """
+    kinds = _METHODS | _plugins()
+    return [(name, kinds[name].summary) for name in sorted(kinds)]
+
+
+def name_of(method: Method[Any]) -> str:
+    """The name by which `make` finds the method's class."""
+    for name, kind in _METHODS.items():
+        if type(method) is kind:
+            return name
+    return f"{type(method).__module__}:{type(method).__qualname__}"
+
+
+def _plugins(name: str | None = None) -> dict[str, type[Method[Any]]]:
+    found = entry_points(group=_ENTRY_POINTS)
+    return {point.name: point.load() for point in found if name in (None, point.name)}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _same_kind(default: Any, value: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, int) or (isinstance(default, float) and isinstance(value, float))

@@ -1,0 +1,222 @@
+'''The contract that every method keeps: ten verbs over an explicit state.
+
+The server holds a `State`. In a round it *extracts* a sub-model for each client; the client *builds* a network from
+it, trains it with the method's *loss*, and *packs* what it learned into an update; the server *aggregates* the updates into
+a new state. At any time the state can be *customised* to an ordinary network of some size.
+
+A method is a frozen dataclass: its fields are its hyperparameters and its schema in the experiment file. It keeps no
+state of its own. This toy trains one network everywhere and keeps the last answer that came:
+
+    @dataclass(frozen=True)
+    class LastState:
+        tensors: Tensors
+
+    @dataclass(frozen=True)
+    class Last(Method[LastState]):
+        """The last client's network becomes everybody's."""
+
+        def sizes(self, context): return context.sizes[:1]
+        def init(self, context): return LastState(dict(context.start()))
+        def extract(self, context, state, client):
+            width = context.sizes[0].width
+            return sub_model(client, cut(context, state.tensors, width), width=width)
+        def aggregate(self, context, state, updates):
+            *_, last = updates
+            return LastState(paste(context, state.tensors, last.tensors, last.width))
+        def customize(self, context, state, size):
+            return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+
+`anysize.testing.check_method(Last())` says which laws it keeps (it fails the one about the order of clients).
+'''
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Size
+from anysize.elastic.skeleton import fill, tensors_of
+from anysize.elastic.slicing import scatter_, take
+from anysize.errors import MethodError
+from anysize.objectives import Batch, Step, Tricks
+from anysize.rng import generator
+from anysize.wire import Json, Tensors
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant of a round as a method sees it.
+
+    Attributes:
+        id: which client, from 0.
+        position: its place in the round's order, from 0.
+        size: the largest size that its device can train.
+        round: from 1.
+        samples: how many samples it trains on.
+        seed: of the run; random choices are derived from (seed, round, id, purpose).
+    """
+
+    id: int
+    position: int
+    size: Size
+    round: int
+    samples: int
+    seed: int
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random numbers for `purpose`, the same on every engine and after a resume."""
+        return generator(self.seed, self.round, self.id, purpose)
+
+
+@dataclass(frozen=True)
+class SubModel:
+    """What goes down to a client: named tensors and a small JSON ticket."""
+
+    tensors: Tensors
+    ticket: Json
+
+    @property
+    def width(self) -> float:
+        """The width of the network that the client will build."""
+        return float(self.ticket["width"])
+
+
+@dataclass(frozen=True)
+class Update:
+    """What comes up from a client; `keep` stays there and returns to it at its next turn."""
+
+    tensors: Tensors
+    ticket: Json
+    keep: Tensors = field(default_factory=dict)
+
+    @property
+    def width(self) -> float:
+        """The width of the network that the client trained."""
+        return float(self.ticket["width"])
+
+    @property
+    def label(self) -> str:
+        """The label of the size that the client trained."""
+        return str(self.ticket["size"])
+
+    def weight(self, tricks: Tricks) -> float:
+        """The client's weight in an average: its samples, or one."""
+        return float(self.ticket["samples"]) if tricks.weighting == "samples" else 1.0
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share factors on the learning rate and on the weight decay."""
+
+    parameters: Sequence[nn.Parameter]
+    rate: float = 1.0
+    decay: float = 1.0
+
+
+class Method(ABC, Generic[State]):
+    """A way to train one model across devices of every size.
+
+    Attributes:
+        summary: one line for `anysize methods`.
+        paper: the tricks that the method's authors used; an experiment's [tricks] override them.
+        exceptions: laws of `anysize.testing` that the method does not keep, each with the reason.
+        needs_all_updates: whether `aggregate` must hold all updates of a round at once.
+    """
+
+    summary: ClassVar[str] = ""
+    paper: ClassVar[Tricks] = Tricks()
+    exceptions: ClassVar[Mapping[str, str]] = {}
+    needs_all_updates: ClassVar[bool] = False
+
+    @abstractmethod
+    def sizes(self, context: Context) -> Sequence[Size]:
+        """What it can train or be cut to with what was trained, smallest first."""
+
+    @abstractmethod
+    def init(self, context: Context) -> State:
+        """The state before the first round; starts from `context.start()`."""
+
+    @abstractmethod
+    def extract(self, context: Context, state: State, client: Client) -> SubModel:
+        """Server: what one client receives. Tensors may share memory with the state."""
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        """Client: the trainable network, really that small, with its own memory."""
+        return fill(context.skeleton(sub_model.width), sub_model.tensors)
+
+    def groups(self, module: nn.Module) -> list[ParameterGroup]:
+        """Parameters with factors on learning rate and decay; by default one group."""
+        return [ParameterGroup([p for p in module.parameters() if p.requires_grad])]
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        """The loss of one local step."""
+        return step.objective(module, batch)
+
+    def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
+        """The inverse of `build`: what the module learned, under the names of the sub-model."""
+        return Update(tensors_of(module), dict(sub_model.ticket))
+
+    @abstractmethod
+    def aggregate(self, context: Context, state: State, updates: Iterable[Update]) -> State:
+        """A new state; updates stream once, in order; state and updates are left untouched."""
+
+    @abstractmethod
+    def customize(self, context: Context, state: State, size: Size) -> nn.Module:
+        """An ordinary network of that size."""
+
+    def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
+        """Arrays for the report; by default none."""
+        return {}
+
+    def notices(self, context: Context) -> list[str]:
+        """What a user should know about how the method fits this model; by default nothing."""
+        return []
+
+
+def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) -> SubModel:
+    """A sub-model with the ticket that every client task needs."""
+    ticket = {"client": client.id, "round": client.round, "size": client.size.label, "width": width, "seed": client.seed}
+    return SubModel(tensors, ticket | more)
+
+
+def cut(context: Context, tensors: Mapping[str, Tensor], width: float) -> Tensors:
+    """The full network's tensors cut to `width`; parts of full tensors, sharing memory where they can."""
+    kept = context.axes.kept(width)
+    return {name: take(tensor, context.axes.index(name, kept)) for name, tensor in tensors.items()}
+
+
+def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Tensor], width: float) -> Tensors:
+    """Copies of the full tensors `into` with the entries of a network of `width` in their places."""
+    kept = context.axes.kept(width)
+    full = {name: into[name].clone() for name in into}
+    for name, tensor in tensors.items():
+        scatter_(full[name], context.axes.index(name, kept), tensor)
+    return full
+
+
+def class_weights(context: Context, update: Update) -> Tensor | None:
+    """One where the client holds the class, zero elsewhere; None where the classifier is averaged like all else."""
+    classes = update.ticket.get("classes")
+    if not context.tricks.classwise_head or classes is None:
+        return None
+    return torch.tensor(classes, dtype=torch.float32)
+
+
+def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
+    """The updates as they stream, each refused with its client's name if it holds a number that is not finite."""
+    for update in updates:
+        # One sum per tensor first: it is finite unless something in it is not (or it overflows, which is as bad).
+        for name, tensor in update.tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+                raise MethodError(
+                    f"round {update.ticket['round']}: client {update.ticket['client']} sent numbers that are not finite in "
+                    f"{name}; training diverged. Lower training.learning_rate or set training.clip"
+                )
+        yield update

@@ -1,0 +1,101 @@
+"""FedAvg: every client trains the same network, the server takes the mean weighted by data.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from Decentralized
+Data". AISTATS 2017.
+
+In a fleet of unequal devices there are two ways to use it, both baselines of the methods here: give everybody the network
+that the weakest device can train, or pretend that every device can train every width and train one network for each
+(an upper bound that no real fleet reaches).
+
+Equation index: Algorithm 1, w_{t+1} = sum_k (n_k / n) w_k -> `FedAvg.aggregate`.
+
+Departures: none. Running statistics of batch-norm are averaged with the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from anysize.context import Context, Size
+from anysize.elastic.skeleton import fill
+from anysize.errors import MethodError
+from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.mean import StreamingMean
+from anysize.objectives import Batch, Step
+from anysize.wire import Tensors
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    """The tensors of one network per trained width, keyed by width."""
+
+    networks: dict[str, Tensors]
+
+
+@dataclass(frozen=True)
+class FedAvg(Method[FedAvgState]):
+    """One network for all, averaged.
+
+    Attributes:
+        width: "weakest": every client trains the smallest size of the fleet; "each": every client trains one network of every
+            size, whatever its capacity.
+    """
+
+    width: Literal["weakest", "each"] = "weakest"
+
+    summary = "one network for all: at the weakest device's width, or one per width as an upper bound"
+
+    def __post_init__(self) -> None:
+        if self.width not in ("weakest", "each"):
+            raise MethodError(f"fedavg: width = '{self.width}'; allowed: 'weakest', 'each'")
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes[:1] if self.width == "weakest" else context.sizes
+
+    def init(self, context: Context) -> FedAvgState:
+        start = context.start()
+        return FedAvgState({_key(size.width): cut(context, start, size.width) for size in self.sizes(context)})
+
+    def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
+        networks = [state.networks[_key(width)] for width in self._widths(context)]
+        tensors = {f"{i}.{name}": tensor for i, network in enumerate(networks) for name, tensor in network.items()}
+        return sub_model(client, tensors, width=self._widths(context)[-1])
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        return fill(nn.ModuleList(context.skeleton(width) for width in self._widths(context)), sub_model.tensors)
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        assert isinstance(module, nn.ModuleList)
+        losses = [step.objective(network, batch) for network in module]
+        return sum(losses[1:], start=losses[0])
+
+    def aggregate(self, context: Context, state: FedAvgState, updates: Iterable[Update]) -> FedAvgState:
+        means = [StreamingMean(state.networks[_key(width)], context.axes.head) for width in self._widths(context)]
+        for update in checked(context, updates):
+            weight, classes = update.weight(context.tricks), class_weights(context, update)
+            for i, mean in enumerate(means):
+                mean.add(_part(update.tensors, f"{i}."), weight, classes=classes)
+        return FedAvgState({_key(width): mean.result() for width, mean in zip(self._widths(context), means)})
+
+    def customize(self, context: Context, state: FedAvgState, size: Size) -> nn.Module:
+        tensors = state.networks.get(_key(size.width))
+        if tensors is None:
+            trained = ", ".join(sorted(state.networks))
+            raise MethodError(f"fedavg has no network of width {size.width:g}; it trained {trained}")
+        return fill(context.skeleton(size.width), tensors)
+
+    def _widths(self, context: Context) -> list[float]:
+        """The distinct widths of the trained networks, smallest first."""
+        return sorted({size.width for size in self.sizes(context)})
+
+
+def _key(width: float) -> str:
+    return repr(float(width))
+
+
+def _part(tensors: Tensors, prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

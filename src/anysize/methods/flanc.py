@@ -1,0 +1,303 @@
+"""FLANC: the weights of every width are linear combinations of one shared, orthogonal neural basis.
+
+Mei, Guo, Zhou, Patel. "Resource-Adaptive Federated Learning with All-In-One Neural Composition". NeurIPS 2022.
+
+    paper       here                                    shape
+    W_p         a weight of the p-width network         (T_p, S_p, *k)
+    V_share     state.basis[name]                       (R2, R1, *k)
+    U_p         state.coefficients[width][name]         (T_p, S_p / R1, R2)
+    R1          Factors.inputs                          a common divisor of all trained S_p
+    R2          Factors.size                            number of basis vectors
+    lambda      orthogonality                           scalar
+    D_k         update.ticket["samples"]                |D_k| is the weight of client k
+
+Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonality_loss`; Eq. (4) -> `FLANC.aggregate`.
+
+What is composed: every weight with at least two axes whose outputs and inputs both change with the width, except 1 x 1
+convolutions: convolutions, linear, recurrent and attention weights. The rest of a width's network (norm layers, biases, the
+classifier, projections) is dense, belongs to the width and is averaged over its clients. A layer that no width changes,
+such as a stem that is kept whole, is one for all widths and averaged over all clients.
+
+Departures:
+- The paper gives neither lambda nor its form in numbers; the authors' code has 10 times the *mean* of the squared entries per
+  layer, and that is the default here. `orthogonality_form = "sum"` is Eq. (3) to the letter.
+- The authors' code counts clients in both means; Eq. (4) weights by |D_k|, and so does this. [tricks] weighting has both.
+- The authors' code keeps a copy of an unscaled stem per width; `share_unscaled = false` does.
+- R2 is at most 15/16 of the length R1 k^2 of a basis vector: more vectors cannot be orthogonal, and as many would save nothing.
+  It only matters for linear and recurrent layers (k = 1), where 15/16 is what the paper's parameter counts imply.
+- Coefficients start with the variance that gives the composed weight Kaiming's, at every width. From pretrained weights, the
+  basis starts with their principal directions and every width's coefficients with the nearest fit to its slice.
+- A width that was never trained is a slice of the largest trained network: where the slice holds whole fragments it
+  lies in the span of the basis already, so projecting it on the basis changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Size
+from anysize.elastic.basis import (
+    Composed,
+    compose,
+    gram,
+    key,
+    orthonormal_basis,
+    principal_basis,
+    project,
+    random_coefficients,
+)
+from anysize.elastic.skeleton import fill
+from anysize.errors import MethodError
+from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, paste, sub_model
+from anysize.methods.mean import StreamingMean
+from anysize.objectives import Batch, Step, Tricks
+from anysize.rng import generator
+from anysize.wire import Tensors
+
+_RANK_CAP = 15 / 16
+
+
+@dataclass(frozen=True)
+class FLANCState:
+    """The shared basis, and for each width its coefficients and its own dense tensors; `shared` are unscaled layers."""
+
+    basis: Tensors
+    coefficients: dict[str, Tensors]
+    dense: dict[str, Tensors]
+    shared: Tensors
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The shape of one weight's basis: R1 inputs, R2 vectors; `asked` is the R1 that was asked for."""
+
+    inputs: int
+    size: int
+    asked: int
+
+
+@dataclass(frozen=True)
+class FLANC(Method[FLANCState]):
+    """All-in-one neural composition.
+
+    Attributes:
+        orthogonality: lambda of Eq. (3).
+        orthogonality_form: squared entries of a layer's Gram matrix minus identity, as their "mean" or their "sum".
+        basis_inputs: R1 as a fraction of a layer's full inputs, lowered to a divisor of every trained input width.
+        basis_size: R2 as a fraction of a layer's full outputs.
+        layers: other fractions for some weights: a pattern of names -> { basis_inputs = ..., basis_size = ... }.
+        share_unscaled: layers that no width changes are averaged over all clients instead of per width.
+    """
+
+    orthogonality: float = 10.0
+    orthogonality_form: Literal["mean", "sum"] = "mean"
+    basis_inputs: float = 0.125
+    basis_size: float = 0.25
+    layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    share_unscaled: bool = True
+
+    summary = "every width composed from one shared orthogonal basis (Mei et al. 2022)"
+    exceptions = {
+        "pretrained_start": "composed weights lie in the span of a basis that is smaller than the weight",
+    }
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("basis_inputs", "basis_size"):
+            if not 0 < getattr(self, name) <= 1:
+                problems.append(f"{name} = {getattr(self, name)}; allowed: a fraction in (0, 1]")
+        if self.orthogonality < 0:
+            problems.append(f"orthogonality = {self.orthogonality}; allowed: 0 (off) or more")
+        if self.orthogonality_form not in ("mean", "sum"):
+            problems.append(f"orthogonality_form = '{self.orthogonality_form}'; allowed: 'mean', 'sum'")
+        for pattern, options in self.layers.items():
+            foreign = sorted(set(options) - {"basis_inputs", "basis_size"})
+            problems += [f"layers.'{pattern}' has '{name}'; allowed: basis_inputs, basis_size" for name in foreign]
+        if problems:
+            raise MethodError("flanc: " + "; ".join(problems))
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes
+
+    def init(self, context: Context) -> FLANCState:
+        factors = self.factors(context)
+        start = context.start()
+        basis = {name: _first_basis(context, name, factors[name]) for name in factors}
+        coefficients: dict[str, Tensors] = {}
+        dense: dict[str, Tensors] = {}
+        shared = set(self._shared(context))
+        for width in _widths(context):
+            slices = cut(context, start, width)
+            coefficients[_key(width)] = {
+                name: _first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
+            }
+            dense[_key(width)] = {n: t for n, t in slices.items() if n not in factors and n not in shared}
+        return FLANCState(basis, coefficients, dense, {name: start[name] for name in sorted(shared)})
+
+    def extract(self, context: Context, state: FLANCState, client: Client) -> SubModel:
+        width = client.size.width
+        tensors = {f"basis.{key(name)}": tensor for name, tensor in state.basis.items()}
+        tensors |= {f"coefficients.{key(name)}": tensor for name, tensor in state.coefficients[_key(width)].items()}
+        tensors |= {f"network.{name}": tensor for name, tensor in (state.dense[_key(width)] | state.shared).items()}
+        return sub_model(client, tensors, width=width)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        parts = _parts(sub_model.tensors)
+        return fill(Composed(context.skeleton(sub_model.width), parts["basis"], parts["coefficients"]), sub_model.tensors)
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        """Eq. (3)."""
+        assert isinstance(module, Composed)
+        loss = step.objective(module, batch)
+        if self.orthogonality == 0 or not module.basis:
+            return loss
+        return loss + self.orthogonality * orthogonality_loss(module.basis.values(), self.orthogonality_form)
+
+    def aggregate(self, context: Context, state: FLANCState, updates: Iterable[Update]) -> FLANCState:
+        """Eq. (4): the basis over all clients, coefficients and dense tensors over the clients of their width."""
+        head = context.axes.head
+        basis, shared = StreamingMean(state.basis), StreamingMean(state.shared)
+        coefficients = {width: StreamingMean(tensors) for width, tensors in state.coefficients.items()}
+        dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
+        for update in checked(context, updates):
+            weight, width = update.weight(context.tricks), _key(update.width)
+            parts = _parts(update.tensors)
+            basis.add(parts["basis"], weight)
+            coefficients[width].add(parts["coefficients"], weight)
+            shared.add({name: t for name, t in parts["network"].items() if name in state.shared}, weight)
+            own = {name: t for name, t in parts["network"].items() if name not in state.shared}
+            dense[width].add(own, weight, classes=class_weights(context, update))
+        return FLANCState(
+            basis.result(),
+            {width: mean.result() for width, mean in coefficients.items()},
+            {width: mean.result() for width, mean in dense.items()},
+            shared.result(),
+        )
+
+    def customize(self, context: Context, state: FLANCState, size: Size) -> nn.Module:
+        if _key(size.width) in state.coefficients:
+            return fill(context.skeleton(size.width), composed_tensors(state, _key(size.width)))
+        largest = max(_widths(context))
+        if not 0 < size.width < largest:
+            raise MethodError(f"flanc: width {size.width:g} was asked for; trained were widths up to {largest:g}")
+        blank = {name: torch.zeros_like(tensor) for name, tensor in fill_like(context).items()}
+        full = paste(context, blank, composed_tensors(state, _key(largest)), largest)
+        return fill(context.skeleton(size.width), cut(context, full, size.width))
+
+    def describe(self, context: Context, state: FLANCState) -> Mapping[str, Tensor]:
+        return {f"gram/{name}": gram(basis) for name, basis in state.basis.items()}
+
+    def notices(self, context: Context) -> list[str]:
+        return [
+            f"flanc: {name}: basis_inputs gives R1 = {f.asked}, which does not divide every trained input width; R1 = {f.inputs}"
+            for name, f in self.factors(context).items()
+            if f.inputs != f.asked
+        ]
+
+    def factors(self, context: Context) -> dict[str, Factors]:
+        """R1 and R2 of every weight that is composed."""
+        return {name: self._factors(context, name) for name in composed_names(context)}
+
+    def _factors(self, context: Context, name: str) -> Factors:
+        outputs, inputs, *kernel = context.axes.shapes[name]
+        fractions = {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size}
+        for pattern, options in self.layers.items():
+            if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
+                fractions |= options
+        asked = max(1, round(fractions["basis_inputs"] * inputs))
+        widths = [_shape(context, name, width)[1] for width in _widths(context)]
+        common = math.gcd(*widths)
+        lowered = next(r for r in range(min(asked, common), 0, -1) if common % r == 0)
+        cap = max(1, math.floor(_RANK_CAP * lowered * math.prod(kernel)))
+        return Factors(lowered, min(cap, max(1, round(fractions["basis_size"] * outputs))), asked)
+
+    def _shared(self, context: Context) -> list[str]:
+        return unscaled_names(context) if self.share_unscaled else []
+
+
+def orthogonality_loss(bases: Iterable[Tensor], form: str = "sum") -> Tensor:
+    """Eq. (3), second term: the squared distance of each Gram matrix from the identity, summed over layers."""
+    total: Tensor | float = 0.0
+    for basis in bases:
+        square = (gram(basis) - torch.eye(len(basis), device=basis.device)).square()
+        total = total + (square.sum() if form == "sum" else square.mean())
+    return torch.as_tensor(total)
+
+
+def composed_names(context: Context) -> list[str]:
+    """Weights whose outputs and inputs both change with the width, 1 x 1 convolutions excepted."""
+    return [
+        name
+        for name, parameter in context.template.named_parameters()
+        if parameter.dim() >= 2
+        and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
+        and context.axes.elastic(name, 0)
+        and context.axes.elastic(name, 1)
+    ]
+
+
+def unscaled_names(context: Context) -> list[str]:
+    """Tensors of layers that no width changes."""
+    axes = context.axes
+    scaled = {
+        name.rpartition(".")[0]
+        for name, shape in axes.shapes.items()
+        if any(axes.elastic(name, axis) for axis in range(len(shape)))
+    }
+    return [name for name in axes.shapes if name.rpartition(".")[0] not in scaled]
+
+
+def composed_tensors(state: FLANCState, width: str) -> Tensors:
+    """The tensors of the ordinary network of a trained width: Eq. (1) for every composed weight."""
+    weights = {name: compose(state.basis[name], u) for name, u in state.coefficients[width].items()}
+    return weights | state.dense[width] | state.shared
+
+
+def fill_like(context: Context) -> Tensors:
+    """Empty tensors of the full network's shapes."""
+    dtypes = {name: tensor.dtype for name, tensor in context.template.state_dict().items()}
+    return {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in context.axes.shapes.items()}
+
+
+def _first_basis(context: Context, name: str, factors: Factors) -> Tensor:
+    if context.pretrained:
+        weight = cut(context, {name: context.start()[name]}, max(_widths(context)))[name]
+        return principal_basis(weight, factors.inputs, factors.size)
+    kernel = context.axes.shapes[name][2:]
+    return orthonormal_basis(factors.size, factors.inputs, kernel, generator(context.seed, "basis", name))
+
+
+def _first_coefficients(context: Context, name: str, width: float, weight: Tensor, basis: Tensor) -> Tensor:
+    if context.pretrained:
+        return project(weight, basis)
+    outputs, inputs = weight.shape[:2]
+    random = generator(context.seed, "coefficients", name, _key(width))
+    return random_coefficients(outputs, inputs // basis.shape[1], len(basis), random)
+
+
+def _widths(context: Context) -> list[float]:
+    return sorted({size.width for size in context.sizes})
+
+
+def _shape(context: Context, name: str, width: float) -> tuple[int, ...]:
+    return context.axes.shape(name, context.axes.kept(width))
+
+
+def _key(width: float) -> str:
+    return repr(float(width))
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """A sub-model's tensors by part, under the names of the network."""
+    parts: dict[str, Tensors] = {"basis": {}, "coefficients": {}, "network": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest if part == "network" else rest.replace(":", ".")] = tensor
+    return parts

@@ -1,0 +1,118 @@
+"""HeteroFL: a client trains the first channels of every layer; the server averages each entry over those who hold it.
+
+Diao, Ding, Tarokh. "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients".
+ICLR 2021.
+
+    paper           here                            shape
+    W_g             state.tensors                   full network
+    W_l^p           cut(context, W_g, p)            the first ceil(p n) channels of every width group
+    r^{p-1}         size.width                      scalar
+    Scaler          _Scaler                         divides a layer's output by the width, in training only
+
+Equation index: Eqs. (1)-(3), the mean of every entry over the clients whose sub-network has it -> `HeteroFL.aggregate`;
+masked cross-entropy and static batch-norm -> [tricks] masked_loss, batch_norm = "calibrated"; the authors' code averages
+a classifier row only over clients that hold its class -> classwise_head, and counts clients rather than samples ->
+weighting = "clients".
+
+Departures: slices follow the width groups that tracing finds, instead of rules per architecture. The scaler stands after each
+convolution and linear layer whose outputs are narrowed; the authors put it there too, but between a convolution and its
+batch-norm, where it has almost no effect, it is left out where the two are neighbours in one container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from anysize.context import Context, Size
+from anysize.elastic.skeleton import fill
+from anysize.errors import MethodError
+from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.mean import StreamingMean
+from anysize.objectives import Tricks
+from anysize.wire import Tensors
+
+
+@dataclass(frozen=True)
+class HeteroFLState:
+    """The full network's tensors."""
+
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class HeteroFL(Method[HeteroFLState]):
+    """Prefix slices of one network.
+
+    Attributes:
+        scaler: divide the outputs of narrowed layers by the width while training, as dropout does, so that the full network
+            sees activations of the size that its parts were trained on.
+    """
+
+    scaler: bool = True
+
+    summary = "prefix slices of one network, averaged entry by entry (Diao et al. 2021)"
+    paper = Tricks(masked_loss=True, classwise_head=True, batch_norm="calibrated", weighting="clients")
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes
+
+    def init(self, context: Context) -> HeteroFLState:
+        return HeteroFLState(dict(context.start()))
+
+    def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
+        width = client.size.width
+        return sub_model(client, cut(context, state.tensors, width), width=width)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        network = fill(context.skeleton(sub_model.width), sub_model.tensors)
+        if self.scaler and sub_model.width < 1:
+            for layer in narrowed_layers(context, network):
+                layer.register_forward_hook(_Scaler(sub_model.width))
+        return network
+
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        mean = StreamingMean(state.tensors, context.axes.head)
+        for update in checked(context, updates):
+            kept = context.axes.kept(update.width)
+            index = {name: context.axes.index(name, kept) for name in update.tensors}
+            mean.add(update.tensors, update.weight(context.tricks), index, class_weights(context, update))
+        return HeteroFLState(mean.result())
+
+    def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
+        if not 0 < size.width <= context.largest.width:
+            raise MethodError(f"heterofl: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}")
+        return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+
+
+@dataclass(frozen=True)
+class _Scaler:
+    """A forward hook: outputs / width, in training only."""
+
+    width: float
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output / self.width if layer.training else output
+
+
+def narrowed_layers(context: Context, network: nn.Module) -> Iterator[nn.Module]:
+    """Convolutions and linear layers with fewer outputs than in the full network, unless a batch-norm follows next door."""
+    followed = {id(layer) for layer in _before_norm(network)}
+    for name, layer in network.named_modules():
+        if not isinstance(layer, nn.Linear | _ConvNd) or id(layer) in followed:
+            continue
+        axis = 1 if isinstance(layer, _ConvTransposeNd) else 0
+        if context.axes.elastic(f"{name}.weight", axis):
+            yield layer
+
+
+def _before_norm(network: nn.Module) -> Iterator[nn.Module]:
+    for container in network.modules():
+        children = list(container.children())
+        for layer, after in zip(children, children[1:]):
+            if isinstance(after, _BatchNorm):
+                yield layer

@@ -1,0 +1,128 @@
+"""Weighted means that stream: one update is folded in at a time, entries that nobody trained keep their value.
+
+The mean is updated in place as m <- m + (w / W) (x - m), where W is the weight seen so far. So no copy per client is held,
+and an update that changes nothing leaves the very same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from anysize.wire import Tensors
+
+Index = tuple[Tensor | None, ...]
+
+
+class StreamingMean:
+    """The weighted mean per entry of what clients hold of it.
+
+    >>> mean = StreamingMean({"w": torch.tensor([1.0, 5.0])})
+    >>> mean.add({"w": torch.tensor([2.0])}, 1.0, {"w": (torch.tensor([0]),)})
+    >>> mean.add({"w": torch.tensor([4.0])}, 3.0, {"w": (torch.tensor([0]),)})
+    >>> mean.result()["w"].tolist()
+    [3.5, 5.0]
+    """
+
+    def __init__(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> None:
+        """Starts from the values before the round.
+
+        Args:
+            before: the tensors whose new values are sought; left untouched.
+            head: names of the classifier's tensors and their class axis.
+        """
+        self._before = before
+        self._head = head or {}
+        self._mean: Tensors = {}
+        self._weight: Tensors = {}
+
+    def add(
+        self,
+        tensors: Mapping[str, Tensor],
+        weight: float,
+        index: Mapping[str, Index] | None = None,
+        classes: Tensor | None = None,
+    ) -> None:
+        """Folds in one client's tensors.
+
+        Args:
+            tensors: what it sent, a part of the tensors or of their entries.
+            weight: its weight, positive.
+            index: per tensor and axis, which entries they are; None for whole tensors.
+            classes: a factor per class on the weight of the classifier's rows.
+        """
+        for name, tensor in tensors.items():
+            at = index[name] if index is not None else ()
+            share = self._share(name, tensor, weight, classes)
+            if any(part is not None for part in at):
+                self._fold_part(name, tensor, share, at)
+            else:
+                self._fold(name, tensor, share)
+
+    def result(self) -> Tensors:
+        """The means, and the old values of tensors and entries that nobody sent."""
+        return {name: self._mean.get(name, old) for name, old in self._before.items()}
+
+    def _share(self, name: str, tensor: Tensor, weight: float, classes: Tensor | None) -> Tensor:
+        if classes is None or name not in self._head:
+            return torch.full((1,) * tensor.dim(), weight)
+        shape = [1] * tensor.dim()
+        shape[self._head[name]] = -1
+        return (classes * weight).reshape(shape)
+
+    def _fold(self, name: str, tensor: Tensor, share: Tensor) -> None:
+        mean, total = self._open(name, share.shape)
+        self._weight[name] = total = total + share
+        _move(mean, tensor, share, total)
+
+    def _fold_part(self, name: str, tensor: Tensor, share: Tensor, at: Index) -> None:
+        mean, total = self._open(name, self._before[name].shape)
+        if total.shape != mean.shape:
+            total = total.expand(mean.shape).contiguous()
+        self._weight[name] = total
+        view = _prefix(mean, at)
+        if view is not None:
+            weights = _prefix(total, at)
+            assert weights is not None
+            weights += share
+            _move(view, tensor, share, weights)
+            return
+        grid = _grid(mean.shape, at)
+        weights = total[grid] + share
+        total[grid] = weights
+        values = mean[grid]
+        _move(values, tensor, share, weights)
+        mean[grid] = values
+
+    def _open(self, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if name not in self._mean:
+            self._mean[name] = self._before[name].clone()
+            self._weight[name] = torch.zeros(tuple(shape))
+        return self._mean[name], self._weight[name]
+
+
+def _move(mean: Tensor, tensor: Tensor, share: Tensor, total: Tensor) -> None:
+    """m <- m + (w / W) (x - m), in place; where the weight is zero nothing moves."""
+    if mean.is_floating_point():
+        mean.lerp_(tensor, share / total.clamp_min(torch.finfo(total.dtype).tiny))
+    else:
+        torch.maximum(mean, tensor, out=mean)  # counters, such as batch-norm's number of batches
+
+
+def _prefix(tensor: Tensor, at: Index) -> Tensor | None:
+    """The kept entries as a view, if every axis keeps a prefix; None otherwise."""
+    view = tensor
+    for axis, index in enumerate(at):
+        if index is None:
+            continue
+        if int(index[-1]) != len(index) - 1:
+            return None
+        view = view.narrow(axis, 0, len(index))
+    return view
+
+
+def _grid(shape: Sequence[int], at: Index) -> tuple[Tensor, ...]:
+    parts = [torch.arange(size) if index is None else index for size, index in zip(shape, at)]
+    return torch.meshgrid(*parts, indexing="ij")

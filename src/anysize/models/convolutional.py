@@ -1,0 +1,102 @@
+"""Convolutional networks without residual sums."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from anysize.models.shapes import image, positive
+
+
+def small_cnn(
+    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 128)
+) -> nn.Sequential:
+    """3x3 convolutions with batch-norm, pooled early: fast on a CPU.
+
+    The image is halved right after the first convolution and after each further one but the last, then
+    averaged over its whole area. Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: outputs.
+        channels: of each convolution.
+    """
+    width, height, breadth = image("small-cnn", input_shape)
+    positive("small-cnn", channels=[*channels, classes])
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    side = min(height, breadth)
+    for number, out in enumerate(channels, start=1):
+        layers[f"conv{number}"] = nn.Conv2d(width, out, 3, padding=1, bias=False)
+        layers[f"norm{number}"] = nn.BatchNorm2d(out)
+        layers[f"relu{number}"] = nn.ReLU()
+        if side >= 4 and (number == 1 or number < len(channels)):
+            layers[f"pool{number}"] = nn.MaxPool2d(2)
+            side //= 2
+        width = out
+    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["head"] = nn.Linear(width, classes)
+    return nn.Sequential(layers)
+
+
+def flanc_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """The Fashion-MNIST network of FLANC: a stem and two 3x3 convolutions, no batch-norm.
+
+    There is no ReLU after the stem, and only the stem and the head have a bias, as in the authors' own; keep
+    `stem` at full width for their parameter counts. Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: outputs.
+    """
+    channels, height, width = image("flanc-cnn", input_shape)
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(channels, 64, 3, padding=1),
+            conv1=nn.Conv2d(64, 128, 3, padding=1, bias=False),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(128, 128, 3, padding=1, bias=False),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            head=nn.Linear(128 * (height // 4) * (width // 4), classes),
+        )
+    )
+
+
+def digits_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """The digits network of Split-Mix: three 5x5 convolutions and three linear layers, all with batch-norm.
+
+    Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: outputs.
+    """
+    channels, height, width = image("digits-cnn", input_shape)
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 64, 5, padding=2),
+            norm1=nn.BatchNorm2d(64),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(64, 64, 5, padding=2),
+            norm2=nn.BatchNorm2d(64),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            conv3=nn.Conv2d(64, 128, 5, padding=2),
+            norm3=nn.BatchNorm2d(128),
+            relu3=nn.ReLU(),
+            flatten=nn.Flatten(),
+            linear1=nn.Linear(128 * (height // 4) * (width // 4), 2048),
+            norm4=nn.BatchNorm1d(2048),
+            relu4=nn.ReLU(),
+            linear2=nn.Linear(2048, 512),
+            norm5=nn.BatchNorm1d(512),
+            relu5=nn.ReLU(),
+            head=nn.Linear(512, classes),
+        )
+    )

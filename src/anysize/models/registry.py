@@ -1,0 +1,86 @@
+"""Networks by name, or the user's own by "package.module:function"."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from anysize.errors import ModelError
+from anysize.imports import by_name
+from anysize.models import convolutional, dense, recurrent, residual
+from anysize.options import option_problems
+from anysize.rng import derive
+
+_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "char-lstm": recurrent.char_lstm,
+    "digits-cnn": convolutional.digits_cnn,
+    "flanc-cnn": convolutional.flanc_cnn,
+    "mlp": dense.mlp,
+    "preresnet18": residual.preresnet18,
+    "resnet14": residual.resnet14,
+    "resnet18": residual.resnet18,
+    "resnet20": residual.resnet20,
+    "resnet32": residual.resnet32,
+    "small-cnn": convolutional.small_cnn,
+    "text-lstm": recurrent.text_lstm,
+}
+
+
+def build(
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+) -> nn.Module:
+    """The network of that name for inputs of `input_shape`, its weights drawn from `seed` alone.
+
+    A function of the user's own is called with `options`, and with `input_shape` and `classes` if it has
+    parameters of these names.
+
+    Args:
+        name: of `models()`, or "package.module:function".
+        input_shape: of one sample: (C, H, W), (T,) for tokens, anything for `mlp`.
+        classes: how many logits it gives.
+        options: keyword arguments of the network.
+        seed: of the initial weights. The global generator is left as it was.
+
+    >>> net = build("mlp", (1, 8, 8), 10, {"hidden": [32]})
+    >>> net(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    function = _MODELS[name] if name in _MODELS else by_name(name, "model", _MODELS)
+    if not callable(function):
+        raise ModelError(
+            f"model '{name}' is a {type(function).__name__}; it must be a function that gives an nn.Module"
+        )
+    options = dict(options or {})
+    given = {"input_shape": tuple(input_shape), "classes": classes}
+    problems = option_problems(f"model '{name}'", function, options, given)
+    if problems:
+        raise ModelError("\n".join(problems))
+    wanted = inspect.signature(function).parameters
+    filled = {key: value for key, value in given.items() if key in wanted} | options
+    # Layers draw their weights from the global generator; it is lent a derived seed and then restored.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "weights"))
+        module = function(**filled)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model '{name}' gave a {type(module).__name__}; it must give an nn.Module")
+    return module
+
+
+def models() -> list[tuple[str, str]]:
+    """Every network's name, and one line on it.
+
+    >>> dict(models())["mlp"]
+    'Fully connected layers with ReLU; takes any input.'
+    """
+    return [
+        (name, (inspect.getdoc(function) or "").splitlines()[0]) for name, function in sorted(_MODELS.items())
+    ]

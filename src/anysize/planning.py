@@ -1,0 +1,49 @@
+"""What each device group would train, what it costs, and what leaves a device: the plan of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from anysize.experiment import Experiment
+from anysize.wire import Json
+
+
+def plan(experiment: Experiment) -> Json:
+    """The plan as one JSON object: {"groups": [...], "leaves_the_device": [...], "notices": [...]}."""
+    context = experiment.context
+    state = experiment.method.init(context)
+    costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
+    groups = []
+    for group in experiment.fleet.groups:
+        size = experiment.size_of_group[group.name]
+        groups.append(
+            {
+                "name": group.name,
+                "size": size.label,
+                "width": size.width,
+                "capacity": group.capacity,
+                "budget": None if group.budget is None else group.budget.limits(),
+                "clients": group.clients,
+            }
+            | asdict(costs[size.label])
+        )
+    return {
+        "groups": groups,
+        "leaves_the_device": leaves_the_device(experiment),
+        "notices": experiment.method.notices(context),
+    }
+
+
+def leaves_the_device(experiment: Experiment) -> list[str]:
+    """What a client's messages hold, in words."""
+    tricks = experiment.context.tricks
+    leaves = ["the trained tensors of its sub-model", "its number of samples", "its mean training loss"]
+    if tricks.batch_norm == "local":
+        leaves[0] += " (norm layers stay)"
+    if experiment.context.classes is not None and tricks.classwise_head:
+        leaves.append("which classes it holds (for tricks.classwise_head)")
+    if tricks.batch_norm in ("batch", "calibrated"):
+        leaves.append("mean and variance of what enters each batch-norm, when it is asked to calibrate")
+    if "clients" in experiment.config.evaluation.on:
+        leaves.append("sums and counts of the metrics on its held-out share")
+    return leaves

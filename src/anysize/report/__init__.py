@@ -1,0 +1,67 @@
+"""A run directory's files become tables, figures and one HTML page; no number is changed on the way.
+
+`write` puts `report.html` into the run directory, and beside it `report/*.csv` with the exact values of every
+table and figure. The page is self-contained and opens offline. Figures need Plotly (`anysize[report]`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from anysize.errors import AnysizeError
+from anysize.report import figures, page, tables
+from anysize.report.record import read, read_events
+
+__all__ = ["read_events", "write"]
+
+
+def write(directory: Path) -> Path:
+    """The path of the run's `report.html`, newly written from the files in its directory.
+
+    Works while the run is going on. A reader never sees half a page: each file is replaced at once.
+
+    Raises:
+        CheckpointError: the directory holds no run, or a file in it is damaged.
+        AnysizeError: the report cannot be written.
+
+    >>> import json, tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> start = {"event": "start", "name": "demo", "method": "fedavg", "model": "mlp", "data": "digits",
+    ...          "rounds": 3, "seed": 0}
+    >>> _ = (directory / "events.jsonl").write_text(json.dumps(start) + "\\n")
+    >>> write(directory).name
+    'report.html'
+    """
+    record = read(directory)
+    drawn = figures.build(record)
+    optional = [tables.groups(record), tables.client_metrics(record)]
+    shown = [tables.sizes(record), *(table for table in optional if table is not None)]
+    report = directory / "report.html"
+    try:
+        (directory / "report").mkdir(exist_ok=True)
+        for name, content in [(part.name, part.csv) for parts in (shown, drawn) for part in parts]:
+            _replace(directory / "report" / f"{name}.csv", content)
+        _replace(report, page.render(record, shown, drawn, _plotly_js()))
+    except OSError as error:
+        raise AnysizeError(f"cannot write the report into {directory}: {error.strerror or error}") from error
+    return report
+
+
+def _plotly_js() -> str | None:
+    """The text of plotly.js as the installed package ships it, or None without the extra."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return None
+    return str(get_plotlyjs())
+
+
+def _replace(path: Path, content: str) -> None:
+    """Writes beside the file and then takes its place, so that it is never half there."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(content, encoding="utf-8", newline="")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

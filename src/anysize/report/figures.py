@@ -1,0 +1,532 @@
+"""Figures of a run: the values as rows for a CSV, and a Plotly specification that shows the same values.
+
+A specification is plain data and needs no Plotly. Colours in it are names of CSS variables, which the page
+resolves when it draws, so that one figure serves light and dark screens and paper.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite, log
+from typing import Any
+
+from anysize.report.record import Cost, Number, Partition, Record, Round, total
+from anysize.report.tables import Row, count, csv_text, decimals, size_bytes
+
+Spec = dict[str, Any]
+
+# Anchors of viridis, dark to light: even in lightness, and safe for colour-blind readers.
+VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
+# The part of the scale that stands out from the page by at least 3 to 1; the largest size stands out most.
+ON_LIGHT = (0.58, 0.0)
+ON_DARK = (0.4, 1.0)
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
+FEW_SIZES = 5  # above it, labels beside the points would cover one another
+MANY_POINTS = 40  # above it, markers would hide the line
+MANY_CLIENTS = 2000  # above it, single clients are too many to draw
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: its exact values (`keys`, `rows`), what it shows in words, and its Plotly specification."""
+
+    name: str
+    section: str
+    title: str
+    caption: str
+    keys: tuple[str, ...]
+    rows: tuple[Row, ...]
+    spec: Spec
+    height: int = 300
+    wide: bool = False
+
+    @property
+    def csv(self) -> str:
+        """The exact values, with one line of keys."""
+        return csv_text(self.keys, self.rows)
+
+
+def build(record: Record) -> list[Figure]:
+    """Every figure for which the run has values, in the order of the page."""
+    figures = [
+        over_rounds(record),
+        training_loss(record),
+        against_cost(record, "parameters", "parameters", count, lambda cost: cost.parameters),
+        against_cost(record, "macs", "MACs of one forward pass", count, lambda cost: cost.macs),
+        against_cost(record, "bytes", "bytes per client and round", size_bytes, lambda cost: cost.traffic),
+        against_traffic(record),
+        against_virtual_time(record),
+        client_distribution(record),
+        *partition_figures(record.start.partition),
+    ]
+    return [figure for figure in figures if figure is not None]
+
+
+def over_rounds(record: Record) -> Figure | None:
+    """The metric of every size after every evaluated round; the CSV has the other metrics too."""
+    rounds, metric = record.evaluated, record.start.metric
+    if not rounds:
+        return None
+    others = list(
+        dict.fromkeys(
+            name
+            for round_ in rounds
+            for label in record.labels
+            for name in round_.metrics.get(label, ())
+            if name != metric
+        )
+    )
+    rows = tuple(
+        (round_.round, label, round_.scores[label], *(round_.value(label, name) for name in others))
+        for round_ in rounds
+        for label in record.labels
+        if label in round_.scores
+    )
+    return Figure(
+        name="over-rounds",
+        section="rounds",
+        title=f"{_capital(metric)} over rounds",
+        caption=_direction(record),
+        keys=("round", "size", metric, *others),
+        rows=rows,
+        spec=_spec(
+            _curves(record, [round_.round for round_ in rounds]),
+            _round_axis(record),
+            _score_axis(record),
+        ),
+        height=380,
+        wide=True,
+    )
+
+
+def training_loss(record: Record) -> Figure | None:
+    """The participants' training loss in every round."""
+    rows = tuple(
+        (round_.round, round_.train_loss) for round_ in record.rounds if round_.train_loss is not None
+    )
+    if not rows:
+        return None
+    trace = _line([row[0] for row in rows], [row[1] for row in rows], "var(--accent)", "circle")
+    loss = {**_axis("training loss"), "hoverformat": ".4f"}
+    return Figure(
+        name="training-loss",
+        section="rounds",
+        title="Training loss over rounds",
+        caption="Mean over the participants of each round, whatever their size.",
+        keys=("round", "train_loss"),
+        rows=rows,
+        spec=_spec([trace], _round_axis(record), loss),
+        height=260,
+        wide=True,
+    )
+
+
+def against_cost(
+    record: Record,
+    name: str,
+    words: str,
+    show: Callable[[Number | None], str],
+    cost_of: Callable[[Cost], Number | None],
+) -> Figure | None:
+    """The metric of every size after the last evaluated round, against one kind of cost."""
+    if record.latest is None:
+        return None
+    metric, scores = record.start.metric, record.latest.scores
+    costs = {size.label: cost_of(size) for size in record.start.sizes}
+    rows = tuple(
+        (label, cost, score)
+        for label in record.labels
+        if (cost := costs.get(label)) is not None and (score := scores.get(label)) is not None
+    )
+    if not rows:
+        return None
+    show_score = decimals(row[2] for row in rows)
+    points = {
+        "type": "scatter",
+        "mode": "lines+markers+text" if len(rows) <= FEW_SIZES else "lines+markers",
+        "x": [row[1] for row in rows],
+        "y": [_finite(row[2]) for row in rows],
+        "cliponaxis": False,
+        "line": {"color": "var(--line)", "width": 1.5},
+        "marker": {
+            "size": 11,
+            "color": [colour(record, row[0]) for row in rows],
+            "symbol": [symbol(record, row[0]) for row in rows],
+        },
+        "text": [plot_text(_shortened(row[0])) for row in rows],
+        "textposition": "top center",
+        "hovertext": [
+            f"<b>{plot_text(label)}</b><br>{show(cost)} {'' if show is size_bytes else name}"
+            f"<br>{plot_text(metric)} {show_score(score)}"
+            for label, cost, score in rows
+        ],
+        "hoverinfo": "text",
+    }
+    # A logarithm needs costs above zero; a size that sends nothing is still shown, on a linear axis.
+    scale = "log" if all(row[1] > 0 for row in rows) else "linear"
+    axis = {**_axis(words), "type": scale, **_ticks([row[1] for row in rows], show)}
+    return Figure(
+        name=f"against-{name}",
+        section="cost",
+        title=f"{_capital(metric)} against {'MACs' if name == 'macs' else name}",
+        caption="",
+        keys=("size", name, metric),
+        rows=rows,
+        spec=_spec([points], axis, _score_axis(record), hovermode="closest"),
+        height=270,
+    )
+
+
+def against_traffic(record: Record) -> Figure | None:
+    """The metric of every size against the bytes that all clients had moved by then, down and up."""
+    moved = running_total(record.rounds, lambda round_: total([round_.bytes_down, round_.bytes_up]))
+    axis = {
+        **_axis("bytes moved by all clients", from_zero=True),
+        "tickformat": "~s",
+        "ticksuffix": "B",
+        "hoverformat": ".3s",
+    }
+    return _against_running_total(record, moved, "bytes", "against-traffic", "cumulative bytes", axis)
+
+
+def against_virtual_time(record: Record) -> Figure | None:
+    """The metric of every size against the fleet's time: the slowest participants', added up."""
+    passed = running_total(record.rounds, lambda round_: round_.virtual_seconds)
+    unit, seconds = _time_unit(max((value for value in passed if value is not None), default=0))
+    axis = {**_axis(f"virtual time ({unit})", from_zero=True), "hoverformat": ".1f"}
+    return _against_running_total(
+        record, passed, "virtual_seconds", "against-virtual-time", "virtual time", axis, seconds
+    )
+
+
+def client_distribution(record: Record) -> Figure | None:
+    """The metric of every client on its own held-out samples, by group."""
+    scores, metric = record.client_scores, record.start.metric
+    if not scores:
+        return None
+    known = [group.name for group in record.start.groups]
+    names = list(dict.fromkeys([*known, *(score.group for score in scores)]))
+    trained = {group.name: group.size for group in record.start.groups}
+    boxes = []
+    for name in names:
+        members = [score for score in scores if score.group == name and isfinite(score.score)]
+        boxes.append(
+            {
+                "type": "box",
+                "name": plot_text(name),
+                "y": [score.score for score in members],
+                "text": [plot_text(f"client {score.client}") for score in members],
+                "boxpoints": "all" if len(scores) <= MANY_CLIENTS else "outliers",
+                "jitter": 0.5,
+                "pointpos": 0,
+                "marker": {"size": 5, "opacity": 0.75, "color": colour(record, trained.get(name) or name)},
+                "line": {"width": 1.5},
+                "fillcolor": "rgba(0,0,0,0)",
+                "hoveron": "points",
+                "showlegend": False,
+            }
+        )
+    return Figure(
+        name="client-distribution",
+        section="clients",
+        title=f"{_capital(metric)} of single clients",
+        caption=f"After round {scores[0].round}. A point is a client; a box, the middle half of its group.",
+        keys=("round", "client", "group", "size", "samples", metric),
+        rows=tuple((s.round, s.client, s.group, s.size, s.samples, s.score) for s in scores),
+        spec=_spec(boxes, {**_axis("group"), "type": "category"}, _score_axis(record), hovermode="closest"),
+        height=320,
+        wide=True,
+    )
+
+
+def partition_figures(partition: Partition | None) -> list[Figure]:
+    """Which classes and how many samples each listed client holds."""
+    if partition is None or not partition.samples:
+        return []
+    listed = len(partition.samples)
+    whom = (
+        f"The first {listed} of {partition.clients} clients."
+        if listed < partition.clients
+        else f"All {listed} clients."
+    )
+    figures = [_samples(partition.samples, whom)]
+    if partition.histogram:
+        figures.insert(0, _labels(partition.histogram, partition.class_names, whom))
+    return figures
+
+
+def palette(sizes: int, span: tuple[float, float]) -> list[str]:
+    """One colour per size, smallest first, evenly along a part of viridis.
+
+    >>> palette(2, (0.0, 1.0))
+    ['#440154', '#fde725']
+    """
+    first, last = span
+    steps = max(sizes - 1, 1)
+    # A single size takes the end that stands out most.
+    positions = [last - (last - first) * (sizes - 1 - index) / steps for index in range(sizes)]
+    return [_viridis(position) for position in positions]
+
+
+def colour(record: Record, label: str) -> str:
+    """The CSS variable with a size's colour: the same size has the same colour everywhere."""
+    return f"var(--size-{record.labels.index(label)})" if label in record.labels else "var(--accent)"
+
+
+def symbol(record: Record, label: str) -> str:
+    """A size's marker, so that sizes differ by more than colour."""
+    return SYMBOLS[record.labels.index(label) % len(SYMBOLS)] if label in record.labels else SYMBOLS[0]
+
+
+def plot_text(text: str) -> str:
+    """Text that Plotly shows letter by letter: it would obey tags, templates and our own variables.
+
+    >>> plot_text("<b>%{x}")
+    '&lt;b&gt;%&#123;x}'
+    """
+    return html.escape(text, quote=False).replace("{", "&#123;").replace("(", "&#40;")
+
+
+def running_total(rounds: Iterable[Round], value_of: Callable[[Round], Number | None]) -> list[Number | None]:
+    """The sum up to each round; None from the first round on whose value is unknown."""
+    sums: list[Number | None] = []
+    for round_ in rounds:
+        sums.append(total([sums[-1] if sums else 0, value_of(round_)]))
+    return sums
+
+
+def _against_running_total(
+    record: Record,
+    totals: Sequence[Number | None],
+    key: str,
+    name: str,
+    words: str,
+    axis: Spec,
+    unit: Number = 1,
+) -> Figure | None:
+    """The metric against something that adds up over the rounds, shown in a multiple of its unit."""
+    at = {round_.round: value for round_, value in zip(record.rounds, totals)}
+    rows = tuple(
+        (round_.round, at[round_.round], label, round_.scores[label])
+        for round_ in record.evaluated
+        for label in record.labels
+        if label in round_.scores and at[round_.round] is not None
+    )
+    if not rows:
+        return None
+    x = [None if (value := at[round_.round]) is None else value / unit for round_ in record.evaluated]
+    return Figure(
+        name=name,
+        section="progress",
+        title=f"{_capital(record.start.metric)} against {words}",
+        caption="",
+        keys=("round", key, "size", record.start.metric),
+        rows=rows,
+        spec=_spec(_curves(record, x), axis, _score_axis(record)),
+        height=320,
+    )
+
+
+def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, whom: str) -> Figure:
+    """How many samples of each class each client holds."""
+    classes = max(len(row) for row in histogram)
+    known = [*(names or ())][:classes]
+    labels = known + [str(index) for index in range(len(known), classes)]
+    rows = tuple(
+        (client, label, samples)
+        for client, row in enumerate(histogram)
+        for label, samples in zip(labels, row)
+    )
+    heat = {
+        "type": "heatmap",
+        "z": [[row[index] if index < len(row) else None for row in histogram] for index in range(classes)],
+        "x": list(range(len(histogram))),
+        "y": list(range(classes)),
+        "text": [[f"class {plot_text(label)}"] * len(histogram) for label in labels],
+        "hovertemplate": "client %{x}<br>%{text}<br>%{z} samples<extra></extra>",
+        "colorscale": [[0, "var(--heat-0)"], [0.5, "var(--heat-1)"], [1, "var(--heat-2)"]],
+        "zmin": 0,
+        "xgap": 1 if len(histogram) <= 100 else 0,
+        "ygap": 1,
+        "colorbar": {
+            "title": {"text": "samples", "font": {"size": 12}},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "len": 1,
+        },
+    }
+    each = 1 if classes <= 40 else -(-classes // 20)
+    class_axis = {
+        **_axis("class"),
+        "showgrid": False,
+        "autorange": "reversed",
+        "tickvals": list(range(0, classes, each)),
+        "ticktext": [plot_text(_shortened(label)) for label in labels[::each]],
+    }
+    client_axis = {**_axis("client"), "showgrid": False, **_client_ticks(len(histogram))}
+    return Figure(
+        name="labels",
+        section="partition",
+        title="Samples per class and client",
+        caption=whom,
+        keys=("client", "class", "samples"),
+        rows=rows,
+        spec=_spec([heat], client_axis, class_axis, hovermode="closest"),
+        height=min(90 + max(classes, 4) * 22, 620),
+        wide=True,
+    )
+
+
+def _samples(samples: Sequence[Number], whom: str) -> Figure:
+    """How many samples each client holds."""
+    bars = {
+        "type": "bar",
+        "x": list(range(len(samples))),
+        "y": list(samples),
+        "marker": {"color": "var(--accent)", "line": {"width": 0}},
+        "hovertemplate": "client %{x}<br>%{y} samples<extra></extra>",
+    }
+    axis = {**_axis("client"), "showgrid": False, **_client_ticks(len(samples))}
+    return Figure(
+        name="samples",
+        section="partition",
+        title="Samples per client",
+        caption=whom,
+        keys=("client", "samples"),
+        rows=tuple(enumerate(samples)),
+        spec=_spec([bars], axis, _axis("samples"), hovermode="closest"),
+        height=240,
+        wide=True,
+    )
+
+
+def _curves(record: Record, x: Sequence[Number | None]) -> list[Spec]:
+    """One line per size through the evaluated rounds, at the given places."""
+    curves = []
+    for label in record.labels:
+        y = [_finite(round_.scores.get(label)) for round_ in record.evaluated]
+        curves.append({**_line(x, y, colour(record, label), symbol(record, label)), "name": plot_text(label)})
+    return curves
+
+
+def _line(x: Sequence[Number | None], y: Sequence[Number | None], colour_name: str, symbol_name: str) -> Spec:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(x) <= MANY_POINTS else "lines",
+        "x": list(x),
+        "y": [_finite(value) for value in y],
+        "cliponaxis": False,
+        "line": {"color": colour_name, "width": 2},
+        "marker": {"color": colour_name, "symbol": symbol_name, "size": 8},
+    }
+
+
+def _spec(data: list[Spec], x_axis: Spec, y_axis: Spec, hovermode: str = "x unified") -> Spec:
+    """A figure without decoration: no frame, faint grid, legend above where there are several lines."""
+    layout = {
+        "xaxis": x_axis,
+        "yaxis": y_axis,
+        "hovermode": hovermode,
+        "showlegend": len(data) > 1 and data[0]["type"] == "scatter",
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "title": {"text": "size ", "font": {"size": 12}},
+        },
+        "margin": {"l": 48, "r": 12, "t": 12, "b": 40},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"},
+        "hoverlabel": {
+            "bgcolor": "var(--surface)",
+            "bordercolor": "var(--line)",
+            "font": {"color": "var(--ink)", "size": 12},
+        },
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--soft)", "activecolor": "var(--ink)"},
+        "bargap": 0.15,
+    }
+    return {"data": data, "layout": layout}
+
+
+def _axis(title: str, from_zero: bool = False) -> Spec:
+    return {
+        "rangemode": "tozero" if from_zero else "normal",
+        "title": {"text": title, "standoff": 8, "font": {"size": 12}},
+        "ticklabelstandoff": 3,
+        "gridcolor": "var(--grid)",
+        "linecolor": "var(--line)",
+        "zeroline": False,
+        "automargin": True,
+    }
+
+
+def _round_axis(record: Record) -> Spec:
+    """Whole rounds only, from zero on."""
+    few = record.rounds[-1].round <= 10
+    return {**_axis("round", from_zero=True), **({"dtick": 1} if few else {})}
+
+
+def _score_axis(record: Record) -> Spec:
+    values = [value for round_ in record.evaluated for value in round_.scores.values() if value is not None]
+    places = len(decimals(values)(0.0)) - 2
+    return {**_axis(plot_text(record.start.metric)), "hoverformat": f".{places}f"}
+
+
+def _client_ticks(clients: int) -> Spec:
+    """Whole client numbers only; every one of them where there is room."""
+    return {"dtick": 1} if clients <= 40 else {"tick0": 0, "dtick": 10 if clients <= 100 else 20}
+
+
+def _ticks(values: Sequence[Number], show: Callable[[Number | None], str]) -> Spec:
+    """Ticks at the values themselves, as many as have room: they say more than powers of ten."""
+    ordered = sorted(set(values))
+    places = [log(value) if ordered[0] > 0 else value for value in ordered]
+    room = (places[-1] - places[0]) / 4.5
+    kept = [0]
+    for index in range(1, len(places) - 1):
+        if min(places[index] - places[kept[-1]], places[-1] - places[index]) >= room:
+            kept.append(index)
+    kept += [len(places) - 1] * (len(places) > 1)
+    return {
+        "tickvals": [ordered[index] for index in kept],
+        "ticktext": [show(ordered[index]) for index in kept],
+        "tickangle": 0,
+    }
+
+
+def _time_unit(seconds: Number) -> tuple[str, int]:
+    """The unit in which a time is easy to read, and its seconds."""
+    if seconds < 300:
+        return "seconds", 1
+    return ("minutes", 60) if seconds < 3 * 3600 else ("hours", 3600)
+
+
+def _direction(record: Record) -> str:
+    better = "Higher" if record.start.higher_is_better else "Lower"
+    return f"{better} is better."
+
+
+def _finite(value: Number | None) -> Number | None:
+    """The value, or None where a curve has a gap: JSON in a page has no word for infinity."""
+    return value if value is not None and isfinite(value) else None
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 18 else text[:17] + "…"
+
+
+def _viridis(position: float) -> str:
+    """The colour at a position from 0 (dark) to 1 (light), between the two nearest anchors."""
+    place = position * (len(VIRIDIS) - 1)
+    low = min(int(place), len(VIRIDIS) - 2)
+    start, end = (bytes.fromhex(anchor[1:]) for anchor in VIRIDIS[low : low + 2])
+    return "#" + bytes(round(a + (b - a) * (place - low)) for a, b in zip(start, end)).hex()

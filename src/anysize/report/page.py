@@ -1,0 +1,233 @@
+"""One HTML page from tables and figures: self-contained, and every text from a file escaped.
+
+Scripts run only if their hash is in the page's own security policy, and nothing is fetched: a name or a
+config that holds HTML can do nothing even if it were not escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anysize.report.browser import DRAW, STYLE
+from anysize.report.figures import ON_DARK, ON_LIGHT, Figure, colour, palette
+from anysize.report.record import Record
+from anysize.report.tables import Column, Table, duration
+
+SECTIONS = (
+    ("sizes", "Sizes"),
+    ("rounds", "Training"),
+    ("cost", "What a size costs, and what it gives"),
+    ("progress", "What it took to get there"),
+    ("groups", "Device groups"),
+    ("clients", "Clients’ own held-out data"),
+    ("partition", "Data on the clients"),
+)
+INSTALL = "pip install 'anysize[report]'"
+
+
+def render(record: Record, tables: Sequence[Table], figures: Sequence[Figure], plotly_js: str | None) -> str:
+    """The whole page; without the text of plotly.js it has the tables and says how to get the figures."""
+    scripts = [] if plotly_js is None else [plotly_js, DRAW]
+    sections = [
+        _section(record, key, title, tables, figures, plotly_js is not None) for key, title in SECTIONS
+    ]
+    body = "\n".join(
+        [
+            _header(record),
+            "<main>",
+            "" if plotly_js is not None else _without_plotly(figures),
+            *sections,
+            _notices(record.start.notices),
+            _appendix(record),
+            "</main>",
+            "<footer>Written by anysize. Hover over a rounded number for the exact one; "
+            "every figure and table has its values in a CSV file beside this page.</footer>",
+        ]
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(record.start.name)} · anysize</title>\n"
+        f"<style>{_style(record)}</style>\n</head>\n"
+        f"<body>\n{body}\n{''.join(f'<script>{script}</script>' for script in scripts)}\n</body>\n</html>\n"
+    )
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """A security policy that runs these scripts and no others, and fetches nothing."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _style(record: Record) -> str:
+    """The style sheet with one colour per size, for light and for dark screens."""
+    sizes = len(record.labels)
+    light, dark = (
+        " ".join(f"--size-{index}: {value};" for index, value in enumerate(palette(sizes, span)))
+        for span in (ON_LIGHT, ON_DARK)
+    )
+    return STYLE.replace("LIGHT", light).replace("DARK", dark)
+
+
+def _header(record: Record) -> str:
+    start = record.start
+    clients = f"{start.partition.clients} clients" if start.partition else None
+    facts = [
+        f"<b>{html.escape(start.method)}</b>",
+        f"{html.escape(start.model)} on {html.escape(start.data)}",
+        clients,
+        f"{start.rounds} rounds",
+        f"seed {start.seed}",
+        _state(record),
+    ]
+    line = " ".join(f"<span>{fact}</span>" for fact in facts if fact)
+    return f'<header>\n<h1>{html.escape(start.name)}</h1>\n<p class="what">{line}</p>\n</header>'
+
+
+def _state(record: Record) -> str:
+    if record.finished:
+        took = f" in {duration(record.seconds)}" if record.seconds is not None else ""
+        return f'<span class="finished">finished{took}</span>'
+    reached = record.rounds[-1].round if record.rounds else 0
+    return f'<span class="running">running at round {reached}</span>'
+
+
+def _section(
+    record: Record, key: str, title: str, tables: Sequence[Table], figures: Sequence[Figure], plots: bool
+) -> str:
+    """A section's tables and figures under its title; nothing where it has none."""
+    names = {"sizes": "sizes", "groups": "groups", "clients": "client-metrics"}
+    parts = [_table(record, table) for table in tables if table.name == names.get(key)]
+    shown = [figure for figure in figures if figure.section == key] if plots else []
+    parts += [_figure(figure) for figure in shown if figure.wide]
+    narrow = [_figure(figure) for figure in shown if not figure.wide]
+    if narrow:
+        columns = "three" if len(narrow) == 3 else "two" if len(narrow) == 2 else ""
+        parts.append(f'<div class="grid {columns}">\n{"".join(narrow)}</div>')
+    if key == "sizes" and record.latest is None:
+        parts.append(
+            '<p class="note">No evaluation yet: the metrics appear after the first evaluated round.</p>'
+        )
+    return (
+        f'<section id="{key}">\n<h2>{html.escape(title)}</h2>\n{"".join(parts)}\n</section>' if parts else ""
+    )
+
+
+def _table(record: Record, table: Table) -> str:
+    head = "".join(
+        f'<th scope="col"{_class(column, record)}>{html.escape(column.heading)}</th>'
+        for column in table.columns
+    )
+    rows = "".join(_row(record, table, row, size) for row, size in zip(table.rows, table.sizes))
+    return (
+        f'<div class="card">\n<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f'<tbody>\n{rows}</tbody>\n</table></div>\n<div class="head">'
+        f'<p class="note">{html.escape(table.caption)}</p>{_csv_link(table.name)}</div>\n</div>\n'
+    )
+
+
+def _row(record: Record, table: Table, row: Sequence[Any], size: str | None) -> str:
+    swatch = (
+        f'<span class="swatch" style="background: {colour(record, size)}"></span>' if size is not None else ""
+    )
+    cells = [f'<th scope="row">{swatch}{html.escape(table.columns[0].show(row[0]))}</th>']
+    cells += [
+        f"<td{_class(column, record)}{_exact(column, value)}>{html.escape(column.show(value))}</td>"
+        for column, value in zip(table.columns[1:], row[1:])
+    ]
+    return f"<tr>{''.join(cells)}</tr>\n"
+
+
+def _class(column: Column, record: Record) -> str:
+    names = ["n"] * column.numeric + ["main"] * (column.key == record.start.metric)
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _exact(column: Column, value: Any) -> str:
+    """The exact value as the cell's title, where the shown one is rounded."""
+    return (
+        f' title="{html.escape(str(value))}"'
+        if value is not None and column.show(value) != str(value)
+        else ""
+    )
+
+
+def _figure(figure: Figure) -> str:
+    title = html.escape(figure.title)
+    caption = f'<p class="note">{html.escape(figure.caption)}</p>\n' if figure.caption else ""
+    return (
+        f'<figure class="card">\n<div class="head"><h3>{title}</h3>{_csv_link(figure.name)}</div>\n'
+        f'<div class="plot" role="img" aria-label="{title}" data-spec="spec-{figure.name}" '
+        f'style="height: {figure.height}px"></div>\n{caption}'
+        f'<script type="application/json" id="spec-{figure.name}">{_json(figure.spec)}</script>\n</figure>\n'
+    )
+
+
+def _csv_link(name: str) -> str:
+    return f'<a class="csv" href="report/{name}.csv" download>CSV</a>'
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the script element that holds it."""
+    return (
+        json.dumps(value, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace("&", "\\u0026")
+    )
+
+
+def _without_plotly(figures: Sequence[Figure]) -> str:
+    links = ", ".join(
+        f'<a href="report/{figure.name}.csv" download>{html.escape(figure.title)}</a>' for figure in figures
+    )
+    data = f" Their values: {links}." if links else ""
+    return f'<p class="note">Figures need Plotly: <code>{html.escape(INSTALL)}</code>.{data}</p>'
+
+
+def _notices(notices: Sequence[str]) -> str:
+    if not notices:
+        return ""
+    items = "".join(f"<li>{html.escape(notice)}</li>" for notice in notices)
+    return (
+        f'<section>\n<h2>Notices</h2>\n<div class="card"><ul class="notices">{items}</ul></div>\n</section>'
+    )
+
+
+def _appendix(record: Record) -> str:
+    """The config and the environment, folded."""
+    parts = []
+    if record.config is not None:
+        parts.append(_folded("Config", f"<pre>{html.escape(record.config)}</pre>"))
+    if record.environment:
+        rows = "".join(
+            f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(value)}</td></tr>'
+            for key, value in flattened(record.environment)
+        )
+        parts.append(_folded("Environment", f'<div class="facts"><table><tbody>{rows}</tbody></table></div>'))
+    return f"<section>\n<h2>How to repeat it</h2>\n{''.join(parts)}\n</section>" if parts else ""
+
+
+def _folded(title: str, content: str) -> str:
+    return f'<details class="card"><summary>{title}</summary>{content}</details>\n'
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as dotted names and texts.
+
+    >>> flattened({"torch": "2.13", "cpu": {"cores": 2}})
+    [('torch', '2.13'), ('cpu.cores', '2')]
+    """
+    rows = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            rows += flattened(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+    return rows

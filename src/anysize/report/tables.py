@@ -1,0 +1,279 @@
+"""Tables of a run: exact values, and how to show each. The CSV has the values, the page the shown text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from anysize.report.record import Cost, Number, Participation, Record, total
+
+MISSING = "–"
+NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its key in the CSV, its heading on the page, and how a value is shown there."""
+
+    key: str
+    heading: str
+    show: Callable[[Any], str] = str
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named rows of exact values; `sizes` names the row's size where it has one, for its colour."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    sizes: tuple[str | None, ...]
+
+    @property
+    def csv(self) -> str:
+        """The exact values, with one line of keys."""
+        return csv_text([column.key for column in self.columns], self.rows)
+
+
+def csv_text(keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """The rows as CSV: numbers with every digit, nothing where a value is missing.
+
+    >>> csv_text(["size", "accuracy"], [("0.25", 0.1 + 0.2), ("0.5", None)])
+    'size,accuracy\\n0.25,0.30000000000000004\\n0.5,\\n'
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(keys)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def count(value: Number | None) -> str:
+    """A number of things in three digits and a unit.
+
+    >>> [count(n).replace(NARROW_SPACE, " ") for n in (33482, 999, 999_999, 1.5, None)]
+    ['33.5 K', '999', '1.00 M', '1.5', '–']
+    """
+    return _scaled(value, ["", "K", "M", "G", "T", "P"])
+
+
+def size_bytes(value: Number | None) -> str:
+    """A number of bytes in three digits and a decimal unit.
+
+    >>> [size_bytes(n).replace(NARROW_SPACE, " ") for n in (12, 1_234_567)]
+    ['12 B', '1.23 MB']
+    """
+    return _scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"])
+
+
+def decimals(values: Iterable[Number | None]) -> Callable[[Number | None], str]:
+    """How to show these values with equally many decimals: four for fractions, fewer for large numbers.
+
+    >>> show = decimals([0.95, 0.12345]); show(0.95), show(0.12345)
+    ('0.9500', '0.1235')
+    """
+    largest = max((abs(value) for value in values if value is not None and isfinite(value)), default=0)
+    places = 4 if largest < 10 else 3 if largest < 100 else 2 if largest < 1000 else 1
+    return lambda value: MISSING if value is None else f"{value:.{places}f}"
+
+
+def text(value: object) -> str:
+    """The value as it is, or a dash where it is missing.
+
+    >>> text("0.25"), text(None)
+    ('0.25', '–')
+    """
+    return MISSING if value is None else str(value)
+
+
+def duration(seconds: Number) -> str:
+    """A time in the unit in which people say it.
+
+    >>> duration(41.04), duration(754), duration(7500)
+    ('41.0 s', '12 min 34 s', '2 h 5 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+
+
+COSTS = (
+    Column("parameters", "parameters", count),
+    Column("macs", "MACs", count),
+    Column("training_macs", "training MACs", count),
+    Column("activation_bytes", "activations", size_bytes),
+    Column("bytes_down", "down", size_bytes),
+    Column("bytes_up", "up", size_bytes),
+)
+COST_NOTE = (
+    "MACs: multiply-accumulates of one forward pass; training MACs: of one training step; both per sample. "
+    "Activations: memory of one training step. Down and up: bytes per client and round."
+)
+
+
+def sizes(record: Record) -> Table:
+    """One row per size: its cost, and its metric and loss after the last evaluated round."""
+    start, latest = record.start, record.latest
+    costs: Mapping[str, Cost] = {size.label: size for size in start.sizes}
+    scores = [latest.scores.get(label) if latest else None for label in record.labels]
+    losses = [latest.value(label, "loss") if latest else None for label in record.labels]
+    columns = [
+        Column("size", "size", text, numeric=False),
+        *COSTS,
+        Column(start.metric, start.metric, decimals(scores)),
+    ]
+    rows = [(label, *_costs(costs.get(label, Cost())), score) for label, score in zip(record.labels, scores)]
+    if start.metric != "loss":
+        columns.append(Column("loss", "loss", decimals(losses)))
+        rows = [(*row, loss) for row, loss in zip(rows, losses)]
+    better = "higher" if start.higher_is_better else "lower"
+    measured = f"Measured after round {latest.round}; {better} {start.metric} is better. " if latest else ""
+    return Table("sizes", measured + COST_NOTE, tuple(columns), tuple(rows), tuple(record.labels))
+
+
+def groups(record: Record) -> Table | None:
+    """One row per group of devices: what it trained, what that costs one client, and how often it took part.
+
+    A group that took part without being announced has a row too, so that the counts add up.
+    """
+    announced = {group.name: group for group in record.start.groups}
+    taken = [part for round_ in record.rounds for part in round_.clients]
+    names = list(dict.fromkeys([*announced, *(part.group for part in taken if part.group is not None)]))
+    if not names:
+        return None
+    rows, row_sizes = [], []
+    for name in names:
+        group = announced.get(name)
+        parts = [part for part in taken if part.group == name]
+        rows.append(
+            (
+                name,
+                _trained(group.size if group else None, parts),
+                group.clients if group else None,
+                group.capacity if group else None,
+                json.dumps(group.budget) if group and group.budget else None,
+                *_costs(group or Cost()),
+                len(parts),
+                total(part.samples for part in parts),
+            )
+        )
+        row_sizes.append(group.size if group else None)
+    columns = (
+        Column("group", "group", text, numeric=False),
+        Column("size", "trained size", text, numeric=False),
+        Column("clients", "clients", text),
+        Column("capacity", "capacity", text),
+        Column("budget", "budget", budget, numeric=False),
+        *COSTS,
+        Column("participations", "took part", text),
+        Column("samples", "samples", count),
+    )
+    caption = (
+        "Costs are of one client, as above. Took part: how often a client of the group did, over "
+        f"{len(record.rounds)} rounds. Samples: those that they trained on, added up over the rounds."
+    )
+    return _without_empty(
+        Table("groups", caption, columns, tuple(rows), tuple(row_sizes)), ["capacity", "budget"]
+    )
+
+
+def client_metrics(record: Record) -> Table | None:
+    """One row per group: the metric on its clients' own held-out samples, when it was last measured."""
+    measured = [round_ for round_ in record.rounds if round_.client_metrics]
+    if not measured:
+        return None
+    latest, metric = measured[-1], record.start.metric
+    trained = {group.name: group.size for group in record.start.groups}
+    scores = latest.client_metrics
+    show = decimals(
+        value for score in scores.values() for value in (score.mean, score.worst_decile, score.spread)
+    )
+    columns = (
+        Column("group", "group", text, numeric=False),
+        Column("clients", "clients", text),
+        Column("mean", f"mean {metric}", show),
+        Column("worst_decile", "worst decile", show),
+        Column("spread", "spread", show),
+    )
+    rows = tuple(
+        (name, score.clients, score.mean, score.worst_decile, score.spread) for name, score in scores.items()
+    )
+    caption = (
+        f"Measured after round {latest.round}, by each client on samples that it never trained on. "
+        "Mean, worst decile and spread are over the clients of the group."
+    )
+    return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in scores))
+
+
+def budget(value: str | None) -> str:
+    """A budget, given as JSON, in words.
+
+    >>> budget('{"activation_bytes": 64000000}').replace(NARROW_SPACE, " ")
+    'activations ≤ 64.0 MB'
+    """
+    if value is None:
+        return MISSING
+    limits = json.loads(value)
+    headings = {column.key: column.heading for column in COSTS}
+    return ", ".join(
+        f"{headings.get(key, key)} ≤ {size_bytes(limit) if 'bytes' in key else count(limit)}"
+        for key, limit in limits.items()
+        if limit is not None
+    )
+
+
+def _scaled(value: Number | None, units: Sequence[str]) -> str:
+    """Three digits, and the first unit in which they stay below a thousand."""
+    if value is None:
+        return MISSING
+    if not isfinite(value):
+        return str(value)
+    if abs(value) < 1000:
+        return f"{value:g}{NARROW_SPACE}{units[0]}".rstrip(NARROW_SPACE)
+    power = 1
+    while power < len(units) - 1 and abs(value) >= 999.5 * 1000**power:
+        power += 1
+    scaled = value / 1000**power
+    places = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+    return f"{scaled:.{places}f}{NARROW_SPACE}{units[power]}"
+
+
+def _costs(cost: Cost) -> Row:
+    return tuple(getattr(cost, column.key) for column in COSTS)
+
+
+def _trained(announced: str | None, parts: Sequence[Participation]) -> str | None:
+    """The size that a group trained; with counts where devices did not keep to one size."""
+    seen = Counter(part.size for part in parts if part.size is not None)
+    if set(seen) <= {announced}:
+        return announced
+    if len(seen) == 1:
+        return next(iter(seen))
+    return ", ".join(f"{size} ({times}×)" for size, times in sorted(seen.items()))
+
+
+def _without_empty(table: Table, keys: Sequence[str]) -> Table:
+    """The table without those of the named columns that no row fills."""
+    kept = [
+        index
+        for index, column in enumerate(table.columns)
+        if column.key not in keys or any(row[index] is not None for row in table.rows)
+    ]
+    return Table(
+        table.name,
+        table.caption,
+        tuple(table.columns[index] for index in kept),
+        tuple(tuple(row[index] for index in kept) for row in table.rows),
+        table.sizes,
+    )

@@ -1,0 +1,506 @@
+"""Rounds, evaluation, checkpoint and resume, events: a run and its directory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anysize import checkpoint as checkpoints
+from anysize import config as configs
+from anysize.checkpoint import Checkpoint
+from anysize.context import Size
+from anysize.cost import Cost, largest_fitting
+from anysize.devices import Budget, round_seconds
+from anysize.elastic.norm import Statistics
+from anysize.engines import Engine, InProcess
+from anysize.engines.inprocess import one_thread
+from anysize.errors import CheckpointError, ConfigError, unknown
+from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test
+from anysize.experiment import Experiment, Signature, check_evaluation
+from anysize.local import needs_calibration
+from anysize.methods.base import Client, Update
+from anysize.report import read_events
+from anysize.round import Tally, run_round
+from anysize.wire import Json, Tensors, flatten, restore
+
+EVENTS, CONFIG, ENVIRONMENT, CLIENTS = "events.jsonl", "config.toml", "environment.json", "clients.csv"
+_MAY_CHANGE = ("rounds", "evaluate_every", "engine", "evaluation")
+_HISTOGRAM_CLIENTS = 200
+
+OnEvent = Callable[[Json], None]
+
+
+def run(
+    source: str | Path | Experiment,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    on_event: OnEvent = lambda event: None,
+) -> Run:
+    """Runs an experiment to its end and gives the finished run.
+
+    Args:
+        source: an experiment file, or an experiment.
+        out: the run directory; by default runs/<name>.
+        overrides: "key=value" changes to the file.
+        resume: go on with the run that the directory holds.
+        overwrite: delete the run that the directory holds.
+        on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
+    """
+    experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
+    directory = Path(out) if out is not None else Path("runs") / experiment.config.name
+    with one_thread():  # the number of threads changes last bits, on the server as on a client
+        _Runner(experiment, directory, on_event).go(resume=resume, overwrite=overwrite)
+    return Run(directory, experiment)
+
+
+def load(directory: str | Path, **live: Any) -> Run:
+    """The run in a directory, finished or not.
+
+    Args:
+        directory: of the run.
+        **live: `model=` or `data=`, if the run was made with objects that a file cannot name.
+    """
+    return Run(Path(directory), None, **live)
+
+
+class Run:
+    """A run in its directory: its history, and networks of any size cut from it."""
+
+    def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
+        self.directory = directory
+        about = checkpoints.peek(directory)
+        config = _saved_config(directory)
+        known = (Signature.from_json(about["signature"]), tuple(Size(**size) for size in about["sizes"]))
+        self.experiment = experiment or Experiment.from_config(config, known, **live)
+        method = self.experiment.method
+        kind = type(method.init(self.experiment.context))
+        self._checkpoint = checkpoints.restore_from(directory, kind)
+
+    @property
+    def config(self) -> configs.ExperimentConfig:
+        """The complete experiment."""
+        return self.experiment.config
+
+    @property
+    def round(self) -> int:
+        """The last finished round."""
+        return self._checkpoint.round
+
+    @property
+    def state(self) -> Any:
+        """The method's state."""
+        return self._checkpoint.state
+
+    @property
+    def history(self) -> list[Json]:
+        """The round events, one for each round."""
+        return history(self.directory)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes that were trained."""
+        return list(self.experiment.method.sizes(self.experiment.context))
+
+    def size(self, given: float | str) -> Size:
+        """The size of a label, or of a width, trained or not."""
+        labels = {size.label: size for size in self.sizes}
+        text = given if isinstance(given, str) else repr(float(given))
+        if text in labels:
+            return labels[text]
+        try:
+            width = float(text)
+        except ValueError:
+            raise ConfigError(unknown("size", text, labels) + ", or any width up to the largest") from None
+        if not 0 < width <= 1:
+            raise ConfigError(f"size {text}: a width must be above 0 and at most 1; trained: {', '.join(labels)}")
+        return labels.get(repr(width), Size(width))
+
+    def customize(self, size: float | str | None = None, budget: Budget | None = None) -> nn.Module:
+        """An ordinary network in evaluation mode, with fixed batch-norm statistics.
+
+        Args:
+            size: a label or a width; by default the largest.
+            budget: instead of a size: the largest trained size that fits it.
+        """
+        if size is not None and budget is not None:
+            raise ConfigError("give a size or a budget, not both")
+        chosen = self.fitting(budget) if budget is not None else self.size(size if size is not None else self.sizes[-1].label)
+        with one_thread():
+            return finished(self.experiment.context, self.experiment.method, self.state, chosen, self._statistics([chosen]))
+
+    def fitting(self, budget: Budget) -> Size:
+        """The largest trained size that fits a budget."""
+        size = largest_fitting(self.sizes, budget.fits, self.cost)
+        if size is None:
+            smallest = self.cost(self.sizes[0]).units()
+            needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
+            raise ConfigError(f"no trained size fits the budget; the smallest, {self.sizes[0].label}, needs {needs}")
+        return size
+
+    def cost(self, size: Size) -> Cost:
+        """What a size costs."""
+        return self.experiment.cost(size, state=self.state)
+
+    def evaluate(self, sizes: Sequence[float | str] | None = None) -> dict[str, dict[str, float]]:
+        """The metrics per size label on the test set, for trained sizes or any others."""
+        check_evaluation(self.experiment)
+        wanted = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        context, method = self.experiment.context, self.experiment.method
+        fixed = context.tricks.batch_norm == "calibrated" or sizes is not None
+        data = self.experiment.data
+        assert data is not None and data.test is not None
+        with one_thread():
+            statistics = self._statistics(wanted) if fixed else {}
+            size = self.config.evaluation.batch_size
+            return on_test(context, method, self.state, data.test, statistics, size, wanted)
+
+    def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
+        """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
+        experiment, known = self.experiment, self._checkpoint.statistics
+        missing = [size for size in sizes if size.label not in known]
+        if missing and needs_calibration(experiment.context):
+            engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
+            known = known | _calibrate(experiment, self.state, engine, self.round, missing)
+        return known
+
+
+def history(directory: Path) -> list[Json]:
+    """The round events of a run directory, one for each round: of a repeated round the last counts."""
+    rounds: dict[int, Json] = {}
+    for event in read_events(directory / EVENTS):
+        if event["event"] == "resume":
+            rounds = {number: old for number, old in rounds.items() if number <= event["round"]}
+        if event["event"] == "round":
+            rounds[event["round"]] = event
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def status(directory: Path) -> Json:
+    """How far a run is: its last finished round, and its latest metrics."""
+    config = _saved_config(directory)
+    events = read_events(directory / EVENTS)
+    start = next((event for event in events if event["event"] == "start"), {"metric": "accuracy"})
+    rounds = history(directory)
+    done = rounds[-1]["round"] if rounds else 0
+    evaluated = next((event for event in reversed(rounds) if start["metric"] in event), None)
+    return {
+        "name": config.name,
+        "round": done,
+        "rounds": config.rounds,
+        "state": "finished" if done >= config.rounds else "not finished",
+        "metric": start["metric"],
+        "evaluated": evaluated["round"] if evaluated else None,
+        "latest": evaluated[start["metric"]] if evaluated else {},
+    }
+
+
+class _Runner:
+    """One run from its directory's first file to its last event."""
+
+    def __init__(self, experiment: Experiment, directory: Path, on_event: OnEvent) -> None:
+        self._experiment = experiment
+        self._directory = directory
+        self._on_event = on_event
+        self._costs: dict[str, Cost] = {}
+
+    def go(self, *, resume: bool, overwrite: bool) -> None:
+        began = time.perf_counter()
+        config = self._experiment.config
+        check_evaluation(self._experiment)
+        if resume:
+            self._check_resumable()
+        else:
+            self._check_free(overwrite)
+        context = self._experiment.context
+        fresh = self._experiment.method.init(context)
+        self._costs = {size.label: self._experiment.cost(size, state=fresh) for size in context.sizes}
+        if resume:
+            current = checkpoints.restore_from(self._directory, type(fresh))
+            _drop_torn_line(self._directory / EVENTS)
+            self._write_config()
+            self._event({"event": "resume", "round": current.round})
+        else:
+            current = Checkpoint(0, fresh)
+            self._open_directory(overwrite)
+            self._save(current)
+            self._event(self._start_event())
+        with self._engine(current) as engine:
+            while current.round < config.rounds:
+                current = self._round(current, engine)
+        self._event({"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)})
+
+    def _engine(self, current: Checkpoint) -> Engine:
+        name = self._experiment.config.engine.name
+        if name != "inprocess":
+            raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess")
+        return InProcess(self._experiment.context, self._experiment.method, self._experiment.shares, current.kept)
+
+    def _round(self, before: Checkpoint, engine: Engine) -> Checkpoint:
+        began = time.perf_counter()
+        experiment, number = self._experiment, before.round + 1
+        config, context, method = experiment.config, experiment.context, experiment.method
+        rate = config.training.rate(number - 1, config.rounds)
+        clients = self._clients(number)
+        state, tally = run_round(context, method, before.state, clients, engine, rate, self._progress(number, len(clients)))
+        state, momentum = with_momentum(before.state, state, before.momentum, context.tricks.server_momentum)
+        before.kept.update(tally.kept)  # the same mapping that the engine reads from
+        turns = before.turns | dict.fromkeys(tally.kept, number)
+        after = Checkpoint(number, state, momentum, {}, before.kept, turns)
+        event = self._round_event(number, tally)
+        if number % config.evaluate_every == 0 or number == config.rounds:
+            event |= self._evaluate(after, engine)
+        event["seconds"] = round(time.perf_counter() - began, 3)
+        self._event(event)
+        self._save(after)
+        return after
+
+    def _clients(self, number: int) -> list[Client]:
+        """The participants in the order in which their updates are folded in: by predicted cost, largest first, then id."""
+        experiment = self._experiment
+        found = []
+        for client in experiment.fleet.participants(number):
+            size = experiment.size_of_group[experiment.fleet.group_of(client, number).name]
+            samples = experiment.shares.samples(client)
+            found.append((-self._costs[size.label].training_macs * samples, client, size, samples))
+        seed = experiment.config.seed
+        ordered = sorted(found, key=lambda entry: entry[:2])
+        return [Client(c, i, size, number, samples, seed) for i, (_, c, size, samples) in enumerate(ordered)]
+
+    def _evaluate(self, current: Checkpoint, engine: Engine) -> Json:
+        """Calibrates if it must, measures, and puts the statistics into the checkpoint."""
+        experiment = self._experiment
+        config, context, method = experiment.config, experiment.context, experiment.method
+        last = current.round == config.rounds
+        if context.tricks.batch_norm == "calibrated" or last:
+            current.statistics = _calibrate(experiment, current.state, engine, current.round)
+        used = current.statistics if context.tricks.batch_norm == "calibrated" else {}
+        event: Json = {}
+        metric = context.task.metric
+        if "test" in config.evaluation.on:
+            data = experiment.data
+            assert data is not None and data.test is not None
+            metrics = on_test(context, method, current.state, data.test, used, config.evaluation.batch_size)
+            event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
+        if "clients" in config.evaluation.on:
+            sizes, limit = experiment.size_of_group, config.evaluation.clients
+            rows = on_clients(context, method, current.state, engine, experiment.fleet, sizes, used, current.round, limit)
+            _append_rows(self._directory / CLIENTS, rows)
+            event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
+        return event
+
+    def _round_event(self, number: int, tally: Tally) -> Json:
+        fleet, training = self._experiment.fleet, self._experiment.config.training
+        virtual = []
+        for client in tally.clients:
+            group = fleet.group_of(client["client"], number)
+            client["group"] = group.name
+            cost = self._costs[client["size"]]
+            seen = training.local_steps * training.batch_size if training.local_steps else None
+            samples = seen or client["samples"] * (training.local_epochs or 1)
+            virtual.append(round_seconds(group, cost.training_macs * samples, cost.bytes_down, cost.bytes_up))
+        event = {
+            "event": "round",
+            "round": number,
+            "train_loss": tally.train_loss,
+            "bytes_down": tally.bytes_down,
+            "bytes_up": tally.bytes_up,
+            "clients": tally.clients,
+        }
+        known = [seconds for seconds in virtual if seconds is not None]
+        return event | ({"virtual_seconds": max(known)} if known else {})
+
+    def _start_event(self) -> Json:
+        experiment = self._experiment
+        config, context = experiment.config, experiment.context
+        groups = []
+        for group in experiment.fleet.groups:
+            size = experiment.size_of_group[group.name]
+            budget = None if group.budget is None else group.budget.limits()
+            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients}
+            groups.append(about | {"capacity": group.capacity, "budget": budget} | asdict(self._costs[size.label]))
+        return {
+            "event": "start",
+            "name": config.name,
+            "method": config.method.name,
+            "method_options": config.method.options,
+            "model": config.model.name,
+            "data": config.data.name,
+            "rounds": config.rounds,
+            "seed": config.seed,
+            "metric": context.task.metric,
+            "higher_is_better": context.task.higher_is_better,
+            "sizes": [
+                {"label": size.label, "width": size.width} | asdict(self._costs[size.label])
+                for size in context.sizes
+            ],
+            "groups": groups,
+            "partition": partition_summary(experiment),
+            "notices": experiment.method.notices(context),
+        }
+
+    def _progress(self, number: int, clients: int) -> Callable[[Update], None]:
+        done = 0
+
+        def on_update(update: Update) -> None:
+            nonlocal done
+            done += 1
+            self._on_event({"event": "client", "round": number, "done": done, "of": clients})
+
+        return on_update
+
+    def _check_free(self, overwrite: bool) -> None:
+        if self._directory.exists() and not self._directory.is_dir():
+            raise CheckpointError(f"{self._directory} is a file; choose another folder with --out")
+        taken = self._directory.is_dir() and any(self._directory.iterdir())
+        if not taken:
+            return
+        if not (self._directory / EVENTS).exists() and not (self._directory / CONFIG).exists():
+            raise CheckpointError(f"{self._directory} holds files that are not a run's; choose another folder with --out")
+        if not overwrite:
+            raise CheckpointError(
+                f"{self._directory} already holds a run; go on with it with --resume, choose another folder with --out, or "
+                "replace it with --overwrite"
+            )
+
+    def _check_resumable(self) -> None:
+        old = _saved_config(self._directory)
+        for key, (before, after) in configs.changes(old, self._experiment.config).items():
+            if key.split(".")[0].split("[")[0] not in _MAY_CHANGE:
+                listed = "\n  ".join(configs.differences(old, self._experiment.config))
+                raise CheckpointError(
+                    f"{self._directory} holds a run of another experiment ({key}: {before!r} -> {after!r}); a resumed run may change "
+                    f"{', '.join(_MAY_CHANGE)} only. All differences:\n  {listed}"
+                )
+
+    def _open_directory(self, overwrite: bool) -> None:
+        if overwrite and self._directory.exists():
+            shutil.rmtree(self._directory)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make {self._directory}: {error.strerror}") from None
+        self._write_config()
+        data = self._experiment.data
+        source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
+        text = json.dumps(environment() | {"data": source}, indent=1)
+        (self._directory / ENVIRONMENT).write_text(text + "\n")
+
+    def _write_config(self) -> None:
+        (self._directory / CONFIG).write_text(configs.dumps(self._experiment.config))
+
+    def _save(self, current: Checkpoint) -> None:
+        sizes = [asdict(size) for size in self._experiment.context.sizes]
+        about = {"signature": self._experiment.signature.to_json(), "sizes": sizes}
+        checkpoints.save(self._directory, current, about)
+
+    def _event(self, event: Json) -> None:
+        try:
+            with (self._directory / EVENTS).open("a") as file:
+                file.write(json.dumps(event) + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"could not write {self._directory / EVENTS}: {error.strerror}. The last checkpoint is untouched; go on with --resume"
+            ) from None
+        self._on_event(event)
+
+
+def with_momentum(before: Any, after: Any, momentum: Tensors, factor: float) -> tuple[Any, Tensors]:
+    """The server's step with momentum: v <- factor v + (after - before), state <- before + v."""
+    if factor == 0:
+        return after, {}
+    old, _ = flatten(before)
+    new, note = flatten(after)
+    moved: Tensors = {}
+    for name, tensor in new.items():
+        if tensor.is_floating_point():
+            moved[name] = momentum.get(name, torch.zeros_like(tensor)) * factor + (tensor - old[name])
+    stepped = {name: old[name] + moved[name] if name in moved else tensor for name, tensor in new.items()}
+    return restore(type(after), stepped, note), moved
+
+
+def partition_summary(experiment: Experiment) -> Json:
+    """Samples and label counts of the first clients, for the report."""
+    shares, about = experiment.shares, experiment.signature
+    if experiment.data is None:
+        return {"clients": len(shares), "classes": about.classes, "class_names": None, "samples": [], "histogram": None}
+    first = range(min(len(shares), _HISTOGRAM_CLIENTS))
+    histogram = None
+    if about.classes is not None and about.classes <= 100:
+        labels = [shares.share(client).train.labels().flatten().long() for client in first]
+        histogram = [torch.bincount(own, minlength=about.classes).tolist() for own in labels]
+    return {
+        "clients": len(shares),
+        "classes": about.classes,
+        "class_names": list(about.class_names) if about.class_names else None,
+        "samples": [shares.samples(client) for client in first],
+        "histogram": histogram,
+    }
+
+
+def environment() -> Json:
+    """Versions and hardware."""
+    return {
+        "anysize": _version("anysize"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _calibrate(
+    experiment: Experiment, state: Any, engine: Engine, number: int, sizes: Sequence[Size] | None = None
+) -> dict[str, Statistics]:
+    widths = {name: size.width for name, size in experiment.size_of_group.items()}
+    count = experiment.config.evaluation.calibration_clients
+    return calibrated(experiment.context, experiment.method, state, engine, experiment.fleet, widths, number, count, sizes)
+
+
+def _saved_config(directory: Path) -> configs.ExperimentConfig:
+    path = directory / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{directory} holds no run: {CONFIG} is missing")
+    return configs.load(path)
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cuts off a last line that a killed run left unfinished."""
+    if not path.is_file():
+        return
+    whole = path.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end < len(whole):
+        os.truncate(path, end)
+
+
+def _append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

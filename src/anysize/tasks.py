@@ -1,0 +1,184 @@
+"""What is learned: the loss, the metrics, and where the classes are in the output.
+
+Metrics are kept as sums and counts, so that batches, clients and devices can be merged exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anysize.errors import ConfigError
+from anysize.imports import by_name
+
+Sums = dict[str, float]
+
+
+class Task(ABC):
+    """A loss to minimise and the metrics to report.
+
+    Attributes:
+        metric: the name of the figure of merit, a key of what `metrics` returns.
+        higher_is_better: whether a larger metric is a better one.
+        class_axis: the axis of the output that counts classes, or None where there is none; class-wise tricks need it.
+    """
+
+    metric: ClassVar[str]
+    higher_is_better: ClassVar[bool] = True
+    class_axis: ClassVar[int | None] = None
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean loss of a batch, a scalar."""
+
+    @abstractmethod
+    def sums(self, output: Tensor, target: Tensor) -> Sums:
+        """Sums over a batch from which `metrics` computes everything, "count" among them."""
+
+    @abstractmethod
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of all batches whose sums were added up, "loss" among them."""
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One class per sample: cross-entropy and accuracy.
+
+    >>> task = Classification()
+    >>> task.metrics(task.sums(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1])))["accuracy"]
+    0.5
+    """
+
+    metric = "accuracy"
+    class_axis = -1
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target)
+
+    def sums(self, output: Tensor, target: Tensor) -> Sums:
+        return {
+            "count": float(len(target)),
+            "correct": float((output.argmax(-1) == target).sum()),
+            "loss": float(F.cross_entropy(output, target, reduction="sum")),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {"accuracy": sums["correct"] / sums["count"], "loss": sums["loss"] / sums["count"]}
+
+
+@dataclass(frozen=True)
+class NextToken(Task):
+    """The next symbol at every position: cross-entropy, perplexity and accuracy per symbol."""
+
+    metric = "perplexity"
+    higher_is_better = False
+    class_axis = -1
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+    def sums(self, output: Tensor, target: Tensor) -> Sums:
+        logits, symbols = output.flatten(0, -2), target.flatten()
+        return {
+            "count": float(len(symbols)),
+            "correct": float((logits.argmax(-1) == symbols).sum()),
+            "loss": float(F.cross_entropy(logits, symbols, reduction="sum")),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        loss = sums["loss"] / sums["count"]
+        return {"perplexity": exp(min(loss, 700.0)), "accuracy": sums["correct"] / sums["count"], "loss": loss}
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """Real targets: mean squared error, and R2 as the metric."""
+
+    metric = "r2"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output, target.reshape(output.shape).to(output.dtype))
+
+    def sums(self, output: Tensor, target: Tensor) -> Sums:
+        truth = target.reshape(output.shape).double()
+        return {
+            "count": float(truth.numel()),
+            "squared": float((output.double() - truth).square().sum()),
+            "target": float(truth.sum()),
+            "target_squared": float(truth.square().sum()),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        loss = sums["squared"] / sums["count"]
+        variance = sums["target_squared"] / sums["count"] - (sums["target"] / sums["count"]) ** 2
+        return {"r2": 1 - loss / variance if variance > 0 else 0.0, "loss": loss}
+
+
+@dataclass(frozen=True)
+class MultiLabel(Task):
+    """Any number of labels per sample (targets of zeros and ones): binary cross-entropy and micro-averaged F1."""
+
+    metric = "f1"
+    class_axis = -1
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+
+    def sums(self, output: Tensor, target: Tensor) -> Sums:
+        said, true = output > 0, target > 0
+        return {
+            "count": float(target.numel()),
+            "hits": float((said & true).sum()),
+            "said": float(said.sum()),
+            "true": float(true.sum()),
+            "loss": float(F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="sum")),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {
+            "f1": 2 * sums["hits"] / max(sums["said"] + sums["true"], 1.0),
+            "loss": sums["loss"] / sums["count"],
+        }
+
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "next-token": NextToken,
+    "regression": Regression,
+    "multilabel": MultiLabel,
+}
+
+
+def task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """The task of that name, or the user's own by "module:Class".
+
+    >>> task("classification").metric
+    'accuracy'
+    """
+    kind = TASKS[name] if name in TASKS else by_name(name, "task", TASKS)
+    made = kind(**(options or {}))
+    if not isinstance(made, Task):
+        raise ConfigError(f"task.name = '{name}' gives a {type(made).__name__}, not an anysize.Task")
+    return made
+
+
+def add(total: Sums, more: Mapping[str, float]) -> None:
+    """Adds `more` to `total` in place."""
+    for key, value in more.items():
+        total[key] = total.get(key, 0.0) + value
+
+
+def label_set(target: Tensor, classes: int) -> Tensor:
+    """Which classes occur in `target`: a boolean per class.
+
+    >>> label_set(torch.tensor([2, 0, 2]), 4).tolist()
+    [True, False, True, False]
+    """
+    return torch.bincount(target.flatten().long(), minlength=classes)[:classes] > 0

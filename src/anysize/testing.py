@@ -1,0 +1,285 @@
+"""The laws that every method keeps: `check_method` proves them, for our methods and for yours.
+
+    from anysize.testing import check_method
+
+    check_method(MyMethod())            # raises one AssertionError that lists every law it breaks
+
+A method that cannot keep a law says so in `exceptions`, with the reason; such a law is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Size
+from anysize.data import Data
+from anysize.elastic.skeleton import tensors_of
+from anysize.engines.inprocess import one_thread
+from anysize.experiment import Experiment
+from anysize.local import perform
+from anysize.methods.base import Client, Method, SubModel, Update
+from anysize.rng import generator
+from anysize.wire import Json, Tensors, dump, flatten, load, restore
+
+Law = Callable[["Trial"], str | None]
+"""Takes a trial and gives what is wrong, or None."""
+
+
+def convolutional(normalised: bool = True) -> nn.Module:
+    """A small network of torch's own layers for 8 x 8 images and 4 classes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8) if normalised else nn.Identity(),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(64, 16),
+        nn.ReLU(),
+        nn.Linear(16, 4),
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with a network, a fleet and data small enough to try every law in seconds."""
+
+    method: Method[Any]
+    experiment: Experiment
+    context: Context
+    state: Any
+
+    def client(self, position: int, size: Size) -> Client:
+        """The client at a position, of a size."""
+        return Client(position, position, size, 1, self.experiment.shares.samples(position), self.context.seed)
+
+    def extract(self, client: Client) -> SubModel:
+        """What the client receives, ready for training."""
+        message = self.method.extract(self.context, self.state, client)
+        return replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+
+    def clients(self) -> list[Client]:
+        """One client of each size, and one more of the smallest."""
+        return [self.client(i, size) for i, size in enumerate((*self.context.sizes, self.context.sizes[0]))]
+
+    def train(self, client: Client) -> Update:
+        """The client's update after local training."""
+        share = self.experiment.shares.share(client.id)
+        return perform(self.context.for_client(), self.method, self.extract(client), share)
+
+    def unchanged(self, client: Client) -> Update:
+        """The update of a client that learned nothing."""
+        message = self.extract(client)
+        update = self.method.pack(self.method.build(self.context.for_client(), message), message)
+        return replace(update, ticket=update.ticket | {"samples": client.samples, "loss": 0.0, "classes": None})
+
+    def aggregate(self, updates: Sequence[Update]) -> Tensors:
+        """The new state's tensors."""
+        return flatten(self.method.aggregate(self.context, self.state, iter(updates)))[0]
+
+
+def check_method(
+    method: Method[Any],
+    model: nn.Module | None = None,
+    capacities: Sequence[float] = (0.25, 0.5, 1.0),
+    tricks: Json | None = None,
+) -> None:
+    """Raises an AssertionError that lists every law that `method` breaks.
+
+    Args:
+        method: the method, with any hyperparameters.
+        model: a network for inputs (1, 8, 8) and 4 classes; by default a small convolutional one.
+        capacities: the fleet's.
+        tricks: the [tricks] table.
+
+    >>> from anysize.methods import HeteroFL
+    >>> check_method(HeteroFL())
+    """
+    with one_thread():
+        trial = make_trial(method, model, capacities, tricks)
+        broken = {name: law(trial) for name, law in LAWS.items() if name not in method.exceptions}
+    foreign = sorted(set(method.exceptions) - set(LAWS))
+    problems = [f"{name}: {problem}" for name, problem in broken.items() if problem is not None]
+    problems += [f"exceptions names '{name}', which is no law; laws: {', '.join(LAWS)}" for name in foreign]
+    if problems:
+        raise AssertionError(f"{type(method).__name__} breaks {len(problems)} laws:\n  " + "\n  ".join(problems))
+
+
+def make_trial(
+    method: Method[Any], model: nn.Module | None, capacities: Sequence[float], tricks: Json | None, pretrained: bool = False
+) -> Trial:
+    """The trial of a method."""
+    random = generator("check_method")
+    x = torch.randint(256, (96, 1, 8, 8), generator=random, dtype=torch.uint8)
+    y = torch.arange(96) % 4
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = model if model is not None else convolutional()
+    experiment = Experiment(
+        data=Data(train=(x, y), test=(x, y)),
+        clients=8,
+        model=network,
+        pretrained=pretrained,
+        method=method,
+        devices={"capacities": list(capacities)},
+        training={"batch_size": 8},
+        tricks=tricks,
+    )
+    return Trial(method, experiment, experiment.context, method.init(experiment.context))
+
+
+def full_round_trip(trial: Trial) -> str | None:
+    """At full capacity, what is built and packed again is what was extracted, bit for bit."""
+    client = trial.client(0, trial.context.largest)
+    return _difference(trial.extract(client).tensors, trial.unchanged(client).tensors)
+
+
+def unchanged_updates(trial: Trial) -> str | None:
+    """Clients that learned nothing leave the state as it was."""
+    before = flatten(trial.state)[0]
+    return _difference(before, trial.aggregate([trial.unchanged(client) for client in trial.clients()]), 1e-6)
+
+
+def order_of_clients(trial: Trial) -> str | None:
+    """The order of clients does not matter, but for rounding."""
+    updates = [trial.train(client) for client in trial.clients()]
+    return _difference(trial.aggregate(updates), trial.aggregate(updates[::-1]), 1e-5)
+
+
+def scale_of_weights(trial: Trial) -> str | None:
+    """Only the ratio of the clients' samples matters."""
+    updates = [trial.train(client) for client in trial.clients()]
+    scaled = [replace(u, ticket=u.ticket | {"samples": 10 * u.ticket["samples"]}) for u in updates]
+    return _difference(trial.aggregate(updates), trial.aggregate(scaled), 1e-5)
+
+
+def inputs_untouched(trial: Trial) -> str | None:
+    """Extracting, training and aggregating change neither the state nor the updates."""
+    before = _copy(flatten(trial.state)[0])
+    updates = [trial.train(client) for client in trial.clients()]
+    sent = [_copy(update.tensors) for update in updates]
+    trial.aggregate(updates)
+    trial.method.customize(trial.context, trial.state, trial.method.sizes(trial.context)[-1])
+    problems = [_difference(before, flatten(trial.state)[0])]
+    problems += [_difference(old, update.tensors) for old, update in zip(sent, updates)]
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def training_changes_something(trial: Trial) -> str | None:
+    """A client's training reaches the state."""
+    updates = [trial.train(client) for client in trial.clients()]
+    same = _difference(flatten(trial.state)[0], trial.aggregate(updates)) is None
+    return "the state after a round of training is the state before it" if same else None
+
+
+def cost_is_monotone(trial: Trial) -> str | None:
+    """A larger size never costs less, and the smallest client trains fewer parameters than the largest size has."""
+    costs = [trial.experiment.cost(size, state=trial.state).units() for size in trial.context.sizes]
+    for small, large in zip(costs, costs[1:]):
+        for unit in small:
+            if small[unit] > large[unit]:
+                return f"{unit} falls from {small[unit]:g} to {large[unit]:g} with the size"
+    return None
+
+
+def survives_saving(trial: Trial) -> str | None:
+    """The state is the same after saving and loading, and the same state gives the same bytes."""
+    tensors, note = flatten(trial.state)
+    blob = dump(tensors, note)
+    again = restore(type(trial.state), *load(blob))
+    if dump(*flatten(again)) != blob:
+        return "saving, loading and saving again gives other bytes"
+    return _difference(tensors, flatten(again)[0])
+
+
+def same_seed_same_bits(trial: Trial) -> str | None:
+    """Twice the same gives the same bits."""
+    first = trial.aggregate([trial.train(client) for client in trial.clients()])
+    second = trial.aggregate([trial.train(client) for client in trial.clients()])
+    return _difference(first, second)
+
+
+def updates_stream_once(trial: Trial) -> str | None:
+    """`aggregate` takes an iterator, draws each update once and all of them."""
+    updates = [trial.train(client) for client in trial.clients()]
+    drawn = []
+
+    def stream() -> Iterator[Update]:
+        for position, update in enumerate(updates):
+            drawn.append(position)
+            yield update
+
+    trial.method.aggregate(trial.context, trial.state, stream())
+    return None if drawn == list(range(len(updates))) else f"drew updates {drawn} of {len(updates)}"
+
+
+def customised_is_ordinary(trial: Trial) -> str | None:
+    """A customised network of any size consists of the model's own layer types and runs."""
+    x = torch.rand(3, 1, 8, 8)
+    allowed = {type(child) for child in trial.experiment.model.modules()}
+    for size in trial.method.sizes(trial.context):
+        network = trial.method.customize(trial.context, trial.state, size).eval()
+        strange = {type(child) for child in network.modules()} - allowed
+        if strange:
+            return f"size {size.label} holds {', '.join(sorted(kind.__name__ for kind in strange))}"
+        if network(x).shape != (3, 4):
+            return f"size {size.label} gives outputs of shape {tuple(network(x).shape)}, not (3, 4)"
+    return None
+
+
+def pretrained_start(trial: Trial) -> str | None:
+    """Started from learned weights, the full-size network is the given one, bit for bit."""
+    full = trial.context.largest
+    if full.width < 1 or full not in list(trial.method.sizes(trial.context)):
+        return None
+    started = make_trial(trial.method, trial.experiment.model, [1.0], None, pretrained=True)
+    network = trial.method.customize(started.context, started.state, Size(1.0))
+    given = {name: tensor for name, tensor in started.context.start().items()}
+    return _difference(given, tensors_of(network))
+
+
+LAWS: dict[str, Law] = {
+    law.__name__: law
+    for law in (
+        full_round_trip,
+        unchanged_updates,
+        order_of_clients,
+        scale_of_weights,
+        inputs_untouched,
+        training_changes_something,
+        cost_is_monotone,
+        survives_saving,
+        same_seed_same_bits,
+        updates_stream_once,
+        customised_is_ordinary,
+        pretrained_start,
+    )
+}
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _difference(expected: Tensors, found: Tensors, tolerance: float = 0.0) -> str | None:
+    """The first difference in words, or None."""
+    if set(expected) != set(found):
+        return f"names differ: {sorted(set(expected) ^ set(found))}"
+    for name, tensor in expected.items():
+        if found[name].shape != tensor.shape:
+            return f"{name} has shape {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
+        if not _close(tensor, found[name], tolerance):
+            return f"{name} differs by up to {float((found[name] - tensor).abs().max()):g}"
+    return None
+
+
+def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
+    if tolerance == 0 or not expected.is_floating_point():
+        return torch.equal(expected, found)
+    return torch.allclose(expected, found, rtol=tolerance, atol=tolerance)

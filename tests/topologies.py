@@ -1,0 +1,482 @@
+"""One tiny network per way in which channels can be coupled, each with an input it accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+TOPOLOGIES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {}
+
+
+def topology(
+    *shape: int, integers: int = 0
+) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+    """Register a function that builds a network for inputs of `shape` (symbols below `integers` if given)."""
+
+    def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        def made() -> tuple[nn.Module, tuple[Tensor, ...]]:
+            generator = torch.Generator().manual_seed(0)
+            network = build()
+            with torch.no_grad():
+                for tensor in (*network.parameters(), *network.buffers()):
+                    if tensor.is_floating_point():
+                        tensor.copy_(torch.rand(tensor.shape, generator=generator) - 0.4)
+                for name, tensor in network.named_buffers():
+                    if name.endswith("running_var"):
+                        tensor.abs_().add_(0.5)
+            if integers:
+                return network, (torch.randint(integers, shape, generator=generator),)
+            return network, (torch.randn(shape, generator=generator),)
+
+        TOPOLOGIES[build.__name__] = made
+        return build
+
+    return register
+
+
+def conv(into: int, out: int, size: int = 3, **options: int) -> nn.Conv2d:
+    return nn.Conv2d(into, out, size, padding=size // 2, **options)
+
+
+@topology(2, 5)
+def chain() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = conv(3, 8), conv(8, 6), conv(6, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = x + self.second(self.first(x).relu_())
+        return self.fc(x.mean((2, 3)))
+
+
+topology(2, 3, 6, 6)(type("residual", (), {"__new__": lambda cls: Residual()}))  # type: ignore[arg-type]
+
+
+class Concat(nn.Module):
+    def __init__(self, residual: bool) -> None:
+        super().__init__()
+        self.left, self.right, self.both = conv(3, 8), conv(3, 4), conv(12, 12)
+        self.fc = nn.Linear(12 * 9, 3)
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.left(x), self.right(x)], 1).relu()
+        x = x + self.both(x) if self.residual else self.both(x)
+        return self.fc(F.max_pool2d(x, 2).flatten(1))
+
+
+@topology(2, 3, 6, 6)
+def concat() -> nn.Module:
+    return Concat(residual=False)
+
+
+@topology(2, 3, 6, 6)
+def concat_residual() -> nn.Module:
+    return Concat(residual=True)
+
+
+@topology(2, 3, 6, 6)
+def flatten_into_linear() -> nn.Module:
+    return nn.Sequential(conv(3, 8), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(72, 6), nn.Linear(6, 3))
+
+
+@topology(2, 3, 4, 4)
+def grouped_wide() -> nn.Module:
+    return nn.Sequential(conv(3, 16), conv(16, 24, groups=2), conv(24, 4), nn.Flatten(), nn.Linear(64, 3))
+
+
+@topology(2, 3, 4, 4)
+def grouped_many() -> nn.Module:
+    return nn.Sequential(conv(3, 16), conv(16, 16, groups=8), conv(16, 4), nn.Flatten(), nn.Linear(64, 3))
+
+
+@topology(2, 3, 4, 4)
+def depthwise() -> nn.Module:
+    return nn.Sequential(
+        conv(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU6(), conv(8, 8, groups=8), nn.BatchNorm2d(8), conv(8, 6, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+@topology(2, 3, 4, 4)
+def depthwise_multiplier() -> nn.Module:
+    return nn.Sequential(conv(3, 8), conv(8, 16, groups=8), conv(16, 6), nn.Flatten(), nn.Linear(96, 3))
+
+
+@topology(2, 3, 4, 4)
+def batch_norm() -> nn.Module:
+    return nn.Sequential(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
+
+
+@topology(2, 3, 4, 4)
+def batch_norm_without_statistics() -> nn.Module:
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    return nn.Sequential(conv(3, 8), norm, nn.BatchNorm2d(8, affine=False), nn.Flatten(), nn.Linear(128, 3))
+
+
+@topology(2, 5, 6)
+def layer_norm() -> nn.Module:
+    bare = nn.LayerNorm(8, elementwise_affine=False)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), bare, nn.RMSNorm(8), nn.Linear(8, 3))
+
+
+@topology(2, 3, 4, 4)
+def group_norm() -> nn.Module:
+    bare = nn.GroupNorm(4, 16, affine=False)
+    return nn.Sequential(conv(3, 16), nn.GroupNorm(2, 16), conv(16, 16), bare, nn.Flatten(), nn.Linear(256, 3))
+
+
+@topology(2, 3, 4, 4)
+def group_norm_many_groups() -> nn.Module:
+    return nn.Sequential(conv(3, 16), nn.GroupNorm(8, 16), nn.GroupNorm(1, 16), nn.Flatten(), nn.Linear(256, 3))
+
+
+@topology(2, 3, 4, 4)
+def instance_norm() -> nn.Module:
+    bare = nn.InstanceNorm2d(8, track_running_stats=True)
+    return nn.Sequential(conv(3, 8), nn.InstanceNorm2d(8, affine=True), bare, nn.Flatten(), nn.Linear(128, 3))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.mix, self.decoder = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 11)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.mix(self.encoder(x)).relu())
+
+
+@topology(2, 5, integers=11)
+def tied_embedding() -> nn.Module:
+    return Tied()
+
+
+class Attending(nn.Module):
+    def __init__(self, **options: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(5, 16)
+        self.memory = nn.Linear(5, options.get("kdim", 16))
+        self.attend = nn.MultiheadAttention(16, 4, batch_first=True, **options)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.memory(x)
+        return self.out(self.attend(self.into(x), memory, memory, need_weights=False)[0])
+
+
+@topology(2, 6, 5)
+def multihead_attention() -> nn.Module:
+    return Attending()
+
+
+@topology(2, 6, 5)
+def multihead_attention_separate() -> nn.Module:
+    return Attending(kdim=12, vdim=12)
+
+
+@topology(2, 6, 5)
+def transformer_encoder() -> nn.Module:
+    block = nn.TransformerEncoderLayer(16, 4, 12, batch_first=True)
+    return nn.Sequential(nn.Linear(5, 16), nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Linear(16, 3))
+
+
+class FusedAttention(nn.Module):
+    """Fused projection, sizes stored as attributes, `view(B, T, 3, H, D)`."""
+
+    def __init__(self, dim: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.dim, self.heads, self.head_dim = dim, heads, dim // heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, _ = x.shape
+        qkv = self.qkv(x).view(batch, time, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        scores = (q @ k.transpose(-2, -1)).softmax(-1)
+        return self.proj((scores @ v).transpose(1, 2).reshape(batch, time, self.heads * self.head_dim))
+
+
+class SeparateAttention(nn.Module):
+    """Three projections; the head size is computed from the input's shape; torch's own attention."""
+
+    def __init__(self, dim: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.num_heads = heads
+        self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def split(y: Tensor) -> Tensor:
+            return y.view(y.size(0), y.size(1), self.num_heads, y.size(2) // self.num_heads).transpose(1, 2)
+
+        mixed = F.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)), is_causal=True)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+class ChunkAttention(nn.Module):
+    def __init__(self, dim: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [part.unflatten(-1, (self.heads, -1)) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = torch.einsum("bihd,bjhd->bhij", parts[0], parts[1]).softmax(-1)
+        return self.proj(torch.einsum("bhij,bjhd->bihd", scores, parts[2]).flatten(2))
+
+
+class Vit(nn.Module):
+    """Patches, a class token, learned positions, pre-norm blocks."""
+
+    def __init__(self, attention: type[nn.Module]) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 16, 2, stride=2)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.position = nn.Parameter(torch.zeros(1, 10, 16))
+        self.norm, self.attention = nn.LayerNorm(16), attention()
+        self.mlp = nn.Sequential(nn.Linear(16, 20), nn.GELU(), nn.Linear(20, 16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        x = x + self.attention(self.norm(x))
+        x = x + self.mlp(x)
+        return self.head(x[:, 0])
+
+
+@topology(2, 3, 6, 6)
+def vit_fused() -> nn.Module:
+    return Vit(FusedAttention)
+
+
+@topology(2, 3, 6, 6)
+def vit_separate() -> nn.Module:
+    return Vit(SeparateAttention)
+
+
+@topology(2, 3, 6, 6)
+def vit_chunk() -> nn.Module:
+    return Vit(ChunkAttention)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **options: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.rnn = kind(6, 8, **options)
+        width = (options.get("proj_size") or 8) * (2 if options.get("bidirectional") else 1)
+        self.out = nn.Linear(width, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(self.embed(x))[0])
+
+
+@topology(2, 5, integers=11)
+def rnn() -> nn.Module:
+    return Recurrent(nn.RNN, batch_first=True)
+
+
+@topology(2, 5, integers=11)
+def gru_two_layers() -> nn.Module:
+    return Recurrent(nn.GRU, num_layers=2, batch_first=True)
+
+
+@topology(2, 5, integers=11)
+def lstm_bidirectional() -> nn.Module:
+    return Recurrent(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True)
+
+
+@topology(2, 5, integers=11)
+def lstm_projected() -> nn.Module:
+    return Recurrent(nn.LSTM, num_layers=2, bidirectional=True, proj_size=4)
+
+
+class CellLoop(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.hidden = 8
+        self.embed, self.cell, self.out = nn.Embedding(11, 6), kind(6, 8), nn.Linear(8, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[0], self.hidden, device=x.device)
+        state, outputs = h, []
+        for step in self.embed(x).unbind(1):
+            if isinstance(self.cell, nn.LSTMCell):
+                h, state = self.cell(step, (h, state))
+            else:
+                h = self.cell(step, h)
+            outputs.append(h)
+        return self.out(torch.stack(outputs, 1))
+
+
+@topology(2, 4, integers=11)
+def gru_cell() -> nn.Module:
+    return CellLoop(nn.GRUCell)
+
+
+@topology(2, 4, integers=11)
+def lstm_cell() -> nn.Module:
+    return CellLoop(nn.LSTMCell)
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down, self.up, self.fc = conv(3, 8), conv(8, 4, 1), conv(4, 8, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        gate = self.up(F.adaptive_avg_pool2d(x, 1).relu()[:, :] if False else self.down(F.adaptive_avg_pool2d(x, 1)))
+        return self.fc((x * gate.sigmoid()).mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def squeeze_excite() -> nn.Module:
+    return SqueezeExcite()
+
+
+class Shuffle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch, self.fc = conv(3, 12), conv(6, 6), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.stem(x).chunk(2, 1)
+        x = torch.cat([left, self.branch(right)], 1)
+        batch, channels, height, width = x.shape
+        x = x.view(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(batch, channels, height, width)
+        return self.fc(x.mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def channel_shuffle() -> nn.Module:
+    return Shuffle()
+
+
+@topology(2, 3, 4, 4)
+def channel_shuffle_layer() -> nn.Module:
+    return nn.Sequential(conv(3, 8), nn.ChannelShuffle(2), conv(8, 4), nn.PReLU(4), nn.Flatten(), nn.Linear(64, 3))
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = conv(3, 8), conv(8, 12)
+        self.up = nn.ConvTranspose2d(12, 8, 2, stride=2)
+        self.join, self.out = conv(16, 8), conv(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x).relu()
+        deep = self.deep(F.max_pool2d(skip, 2)).relu()
+        return self.out(self.join(torch.cat([skip, self.up(deep)], 1)))
+
+
+@topology(2, 3, 4, 4)
+def unet() -> nn.Module:
+    return UNet()
+
+
+@topology(2, 5)
+def generator() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 32), nn.Unflatten(1, (8, 2, 2)), nn.ConvTranspose2d(8, 12, 2, stride=2, groups=2), nn.ReLU(),
+        nn.Conv2d(12, 8, 1), nn.PixelShuffle(2), nn.Conv2d(2, 3, 1),
+    )  # fmt: skip
+
+
+class UnequalSplit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = 4, 8
+        self.stem, self.left, self.right = nn.Linear(5, 12), nn.Linear(4, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.stem(x).split([self.small, self.large], dim=-1)
+        return self.left(left) + self.right(right)
+
+
+@topology(2, 5)
+def unequal_split() -> nn.Module:
+    return UnequalSplit()
+
+
+class AttributeSlice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = 4
+        self.stem, self.left, self.right = nn.Linear(5, 12), nn.Linear(4, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.left(x[:, : self.small]) + self.right(x[:, self.small :])
+
+
+@topology(2, 5)
+def attribute_slice() -> nn.Module:
+    return AttributeSlice()
+
+
+@topology(2, 5)
+def weight_norm() -> nn.Module:
+    wrap = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 3)))
+
+
+@topology(2, 5)
+def spectral_norm() -> nn.Module:
+    wrap = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 3)))
+
+
+@topology(2, 5)
+def gated() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16), nn.GLU(), nn.Linear(8, 3))
+
+
+@topology(2, 3, 8)
+def one_dimensional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), nn.MaxPool1d(2), nn.Dropout(0.5), nn.AdaptiveMaxPool1d(1), nn.Flatten(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+@topology(2, 3, 4, 4, 4)
+def three_dimensional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(8, 3)
+    )
+
+
+class Positions(nn.Module):
+    """A GPT in small: symbols and positions from tables, a stored causal mask, a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbols, self.places = nn.Embedding(11, 16), nn.Embedding(9, 16)
+        self.attention, self.norm = FusedAttention(), nn.LayerNorm(16)
+        self.register_buffer("mask", torch.tril(torch.ones(9, 9)), persistent=False)
+        self.head = nn.Linear(16, 11, bias=False)
+        self.head.weight = self.symbols.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = x.shape[1]
+        y = self.symbols(x) + self.places(torch.arange(time, device=x.device))
+        weights = self.mask[:time, :time]
+        y = y + weights @ self.attention(self.norm(y))
+        return self.head(y)
+
+
+@topology(2, 5, integers=11)
+def small_gpt() -> nn.Module:
+    return Positions()
