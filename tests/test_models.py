@@ -114,6 +114,22 @@ def test_a_residual_block_adds_its_input_to_its_convolutions():
     torch.testing.assert_close(block(x), expected)
 
 
+def test_a_projecting_pre_activation_block_projects_the_activated_input():
+    net = build("preresnet18", (3, 16, 16), 10, {"channels": [4, 8, 8, 8]})
+    block = net.stage2[0].eval()
+    x = torch.randn(2, 4, 16, 16)
+    conv = torch.nn.functional.conv2d
+    active = torch.relu(block.norm1(x))
+    inner = torch.relu(block.norm2(conv(active, block.conv1.weight, stride=2, padding=1)))
+    expected = conv(inner, block.conv2.weight, padding=1) + conv(active, block.shortcut.weight, stride=2)
+    torch.testing.assert_close(block(x), expected)
+    plain = net.stage2[1].eval()
+    for weight in (plain.conv1.weight, plain.conv2.weight):
+        torch.nn.init.zeros_(weight)
+    y = torch.randn(2, 8, 8, 8)
+    assert torch.equal(plain(y), y)
+
+
 def test_weights_follow_from_the_seed_and_leave_the_global_generator_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()

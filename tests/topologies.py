@@ -11,9 +11,7 @@ from torch import Tensor, nn
 TOPOLOGIES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {}
 
 
-def topology(
-    *shape: int, integers: int = 0
-) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+def topology(*shape: int, integers: int = 0) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
     """Register a function that builds a network for inputs of `shape` (symbols below `integers` if given)."""
 
     def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -58,7 +56,9 @@ class Residual(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-topology(2, 3, 6, 6)(type("residual", (), {"__new__": lambda cls: Residual()}))  # type: ignore[arg-type]
+@topology(2, 3, 6, 6)
+def residual() -> nn.Module:
+    return Residual()
 
 
 class Concat(nn.Module):
@@ -187,7 +187,9 @@ def multihead_attention_separate() -> nn.Module:
 @topology(2, 6, 5)
 def transformer_encoder() -> nn.Module:
     block = nn.TransformerEncoderLayer(16, 4, 12, batch_first=True)
-    return nn.Sequential(nn.Linear(5, 16), nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(5, 16), nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Linear(16, 3)
+    )
 
 
 class FusedAttention(nn.Module):
@@ -336,7 +338,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).relu()
-        gate = self.up(F.adaptive_avg_pool2d(x, 1).relu()[:, :] if False else self.down(F.adaptive_avg_pool2d(x, 1)))
+        gate = self.up(self.down(F.adaptive_avg_pool2d(x, 1)).relu())
         return self.fc((x * gate.sigmoid()).mean((2, 3)))
 
 
@@ -389,8 +391,8 @@ def unet() -> nn.Module:
 @topology(2, 5)
 def generator() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(5, 32), nn.Unflatten(1, (8, 2, 2)), nn.ConvTranspose2d(8, 12, 2, stride=2, groups=2), nn.ReLU(),
-        nn.Conv2d(12, 8, 1), nn.PixelShuffle(2), nn.Conv2d(2, 3, 1),
+        nn.Linear(5, 32), nn.Unflatten(1, (8, 2, 2)), nn.ConvTranspose2d(8, 12, 2, stride=2, groups=2),
+        nn.ReLU(), nn.Conv2d(12, 8, 1), nn.PixelShuffle(2), nn.Conv2d(2, 3, 1),
     )  # fmt: skip
 
 
@@ -446,16 +448,14 @@ def gated() -> nn.Module:
 @topology(2, 3, 8)
 def one_dimensional() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), nn.MaxPool1d(2), nn.Dropout(0.5), nn.AdaptiveMaxPool1d(1), nn.Flatten(),
-        nn.Linear(8, 3),
+        nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), nn.MaxPool1d(2), nn.Dropout(0.5), nn.AdaptiveMaxPool1d(1),
+        nn.Flatten(), nn.Linear(8, 3),
     )  # fmt: skip
 
 
 @topology(2, 3, 4, 4, 4)
 def three_dimensional() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(8, 3)
-    )
+    return nn.Sequential(nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(8, 3))
 
 
 class Positions(nn.Module):

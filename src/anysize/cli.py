@@ -30,12 +30,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+_WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
+out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 File = Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)]
 Directory = Annotated[Path, typer.Argument(help="The run directory.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file; repeatable.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file; repeatable.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -73,12 +76,13 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up"):
         table.add_column(column, justify="right")
     for group in made["groups"]:
-        costs = ("parameters", "macs", "training_macs")
-        sizes = ("activation_bytes", "bytes_down", "bytes_up")
-        cells = [f"{group[key]:,}" for key in costs] + [_bytes(group[key]) for key in sizes]
+        cells = [f"{group['parameters']:,}", *(_count(group[key]) for key in ("macs", "training_macs"))]
+        cells += [_bytes(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
         table.add_row(group["name"], str(group["clients"]), f"{group['width']:g}", *cells)
     out.print(table)
-    out.print("\nMACs: one forward pass of one sample. Training MACs: loss and backward, per sample. Bytes: per client and round.")
+    out.print(
+        "\nMACs: one forward pass of one sample. Training MACs: loss and backward, per sample. Bytes: per client and round."
+    )
     out.print("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     _print_notices(made["notices"])
 
@@ -104,7 +108,9 @@ def customize(
     directory: Directory,
     to: Annotated[Path, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)],
     size: Annotated[str | None, typer.Option("--size", help="A trained size's label, or any width.")] = None,
-    budget: Annotated[list[str] | None, typer.Option("--budget", metavar="UNIT=AMOUNT", help="inference_bytes=4e6, macs=...")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option("--budget", metavar="UNIT=AMOUNT", help="inference_bytes=4e6, macs=...")
+    ] = None,
 ) -> None:
     """Cut a run's model to a size and write it as a file."""
     import anysize as az
@@ -121,7 +127,9 @@ def customize(
     out.print(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {_bytes(done.size_bytes)}")
     out.print(f"checked against PyTorch: outputs differ by at most {done.difference:.2g}")
     if chosen.label not in {trained.label for trained in made.sizes}:
-        out.print(f"width {chosen.width:g} was never trained; see its accuracy with: anysize evaluate {directory} --size {size}")
+        out.print(
+            f"width {chosen.width:g} was never trained; see its accuracy with: anysize evaluate {directory} --size {size}"
+        )
 
 
 app.command("export", hidden=True)(customize)
@@ -130,7 +138,9 @@ app.command("export", hidden=True)(customize)
 @app.command()
 def evaluate(
     directory: Directory,
-    size: Annotated[list[str] | None, typer.Option("--size", help="A label or a width; repeatable; by default all trained.")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", help="A label or a width; repeatable; by default all trained.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure every size of a run, finished or not, on the test set."""
@@ -211,7 +221,9 @@ def demo(
         path = out_ / f"net-{label}.onnx"
         with err.status(f"exporting {path}"):
             done = write(made.customize(label), path, made.experiment.signature, {"size": label})
-        out.print(f"{path}: {_bytes(done.size_bytes)}, checked in onnxruntime: outputs differ by at most {done.difference:.1g}")
+        out.print(
+            f"{path}: {_bytes(done.size_bytes)}, checked in onnxruntime: outputs differ by at most {done.difference:.1g}"
+        )
 
 
 def main() -> None:
@@ -234,7 +246,9 @@ def main() -> None:
         if debug:
             traceback.print_exc()
         kind = type(error).__name__
-        err.print(f"error: {kind}: {error} (this is a bug; --debug shows where)", style="red", markup=False, soft_wrap=True)
+        err.print(
+            f"error: {kind}: {error} (this is a bug; --debug shows where)", style="red", markup=False, soft_wrap=True
+        )
         code = 1
     sys.exit(code)
 
@@ -252,7 +266,14 @@ def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: b
 
     experiment = _experiment(file, overrides)
     began = time.perf_counter()
-    columns = [TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
+    columns = [
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=err, disable=not err.is_terminal) as progress:
         watch = _Watch(progress, experiment.config.rounds)
         made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, on_event=watch)
@@ -300,7 +321,7 @@ def _print_summary(made: Run) -> None:
     for size in made.sizes:
         cost = made.cost(size)
         value = f"{final[size.label]:.4f}" if size.label in final else "-"
-        table.add_row(size.label, f"{cost.parameters:,}", f"{cost.macs:,}", _bytes(cost.bytes), value)
+        table.add_row(size.label, f"{cost.parameters:,}", _count(cost.macs), _bytes(cost.bytes), value)
     out.print(table)
 
 
@@ -327,11 +348,19 @@ def _by_size(values: Mapping[str, float]) -> str:
 
 
 def _bytes(amount: float) -> str:
-    for unit in ("B", "kB", "MB"):
+    return _scaled(amount, ("B", "kB", "MB", "GB", "TB"))
+
+
+def _count(amount: float) -> str:
+    return _scaled(amount, ("", "K", "M", "G", "T"))
+
+
+def _scaled(amount: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
         if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+            return f"{amount:.0f} {unit}".strip() if unit == units[0] else f"{amount:.1f} {unit}"
         amount /= 1000
-    return f"{amount:.1f} GB"
+    return f"{amount:.1f} {units[-1]}"
 
 
 def _budget(pairs: Sequence[str]) -> Any:
@@ -351,7 +380,9 @@ def _number(pair: str, text: str, convert: Callable[[str], float] = float) -> fl
     try:
         return convert(text)
     except ValueError:
-        raise click.UsageError(f"--budget {pair}: '{text}' is not a number; write for example inference_bytes=4e6") from None
+        raise click.UsageError(
+            f"--budget {pair}: '{text}' is not a number; write for example inference_bytes=4e6"
+        ) from None
 
 
 if __name__ == "__main__":

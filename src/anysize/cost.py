@@ -65,7 +65,9 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     """
     client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
     message = method.extract(context, state, client)
-    meta = SubModel({n: t.to("meta") for n, t in message.tensors.items()}, message.ticket | {"task": "train", "rate": 0.1})
+    meta = SubModel(
+        {n: t.to("meta") for n, t in message.tensors.items()}, message.ticket | {"task": "train", "rate": 0.1}
+    )
     module = hollow(method.build(context, meta), constants=False)
     batch = Batch(example.x.to("meta"), example.y.to("meta"))
     training, held = training_step(context, method, module, batch)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.data import Part, SubsetPart
 from anysize.devices import Fleet
-from anysize.elastic.norm import Statistics, attach, merge
+from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Engine
 from anysize.local import measure, needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
@@ -31,6 +31,13 @@ def finished(
     if size.label in statistics:
         attach(network, statistics[size.label])
     return network.eval()
+
+
+def untrained(
+    context: Context, method: Method[Any], state: Any, size: Size, batches: Iterable[Tensor]
+) -> Statistics:
+    """Statistics of a size that was never trained, by forward passes of the customised network itself."""
+    return collect(without_statistics(method.customize(context, state, size)), batches)
 
 
 def on_test(
@@ -129,7 +136,12 @@ def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[
         mean = sum(values) / len(values)
         worst = values[: max(1, math.ceil(len(values) / 10))]
         spread = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
-        summary[group] = {"mean": mean, "worst_decile": sum(worst) / len(worst), "spread": spread, "clients": len(values)}
+        summary[group] = {
+            "mean": mean,
+            "worst_decile": sum(worst) / len(worst),
+            "spread": spread,
+            "clients": len(values),
+        }
     return summary
 
 

@@ -206,7 +206,9 @@ class Experiment:
         config = self.config.data
         if not isinstance(self.source, Data):
             if config.clients is None:
-                raise ConfigError(f"data.clients: missing; '{config.name}' gives one device's share, so say how many there are")
+                raise ConfigError(
+                    f"data.clients: missing; '{config.name}' gives one device's share, so say how many there are"
+                )
             return DeviceShares(self.source, config.clients)
         return data_sets.split(
             self.source,
@@ -223,7 +225,11 @@ class Experiment:
     @cached_property
     def fleet(self) -> Fleet:
         """The devices."""
-        names = [self.shares.group_of(c) for c in range(len(self.shares))] if self.config.devices.assignment == "group" else []
+        names = (
+            [self.shares.group_of(c) for c in range(len(self.shares))]
+            if self.config.devices.assignment == "group"
+            else []
+        )
         order = sorted({name for name in names if name is not None})
         domains = [order.index(name) for name in names if name is not None] or None
         return make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
@@ -240,7 +246,9 @@ class Experiment:
         x, y = data.train.batch(torch.zeros(1, dtype=torch.int64))
         normalize = self.config.data.normalize
         if normalize and data.mean is None:
-            raise ConfigError("data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)")
+            raise ConfigError(
+                "data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)"
+            )
         wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
         return Signature(
             input_shape=tuple(self.config.model.input or data.input_shape),
@@ -260,7 +268,9 @@ class Experiment:
         live = self._own_model()
         if live is None:
             self._refuse_missing("model")
-        network = live or models.build(config.name, about.input_shape, about.outputs, config.options, seed=self.config.seed)
+        network = live or models.build(
+            config.name, about.input_shape, about.outputs, config.options, seed=self.config.seed
+        )
         if about.mean is not None:
             network = models.normalized(network, about.mean, about.std)
         if config.weights is not None and self._known is None:  # a finished run's weights are in its checkpoint
@@ -386,7 +396,9 @@ def solve_sizes(experiment: Experiment, groups: Sequence[DeviceGroup]) -> dict[s
         if size is None:
             smallest = cost(Size(GRID[0])).units()
             needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
-            problems.append(f"devices: group '{group.name}' can train no width; the smallest, {GRID[0]:g}, needs {needs}")
+            problems.append(
+                f"devices: group '{group.name}' can train no width; the smallest, {GRID[0]:g}, needs {needs}"
+            )
         else:
             solved[group.name] = Size(size.width, name="" if group.label == repr(size.width) else group.label)
     if problems:
@@ -430,6 +442,6 @@ def check_evaluation(experiment: Experiment) -> None:
     """Refuses an evaluation that the data cannot give."""
     if "test" in experiment.config.evaluation.on and (experiment.data is None or experiment.data.test is None):
         raise DataError(
-            "evaluation.on has \"test\", but the data has no test part; set evaluation.on = [\"clients\"] with data.validation "
+            'evaluation.on has "test", but the data has no test part; set evaluation.on = ["clients"] with data.validation '
             "above 0, or give a test part"
         )

@@ -21,6 +21,8 @@ def by_name(name: str, kind: str, known: Iterable[str]) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise ConfigError(f"{kind} '{name}': cannot import {module} ({error}); is its folder the experiment file's?") from None
+        raise ConfigError(
+            f"{kind} '{name}': cannot import {module} ({error}); is its folder the experiment file's?"
+        ) from None
     except AttributeError:
         raise ConfigError(f"{kind} '{name}': {module} has no '{attribute}'") from None

@@ -48,7 +48,9 @@ def perform(
         return task(context, method, sub_model, share, kept or {})
 
 
-def train(context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]) -> Update:
+def train(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
     """The update after local training."""
     module = layout(method.build(context, sub_model))
     local = local_names(context, module)
@@ -91,7 +93,9 @@ def train(context: Context, method: Method[Any], sub_model: SubModel, share: Sha
     return Update({n: t for n, t in update.tensors.items() if n not in keep}, ticket, keep)
 
 
-def calibrate(context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]) -> Update:
+def calibrate(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
     """Statistics of what enters each batch-norm, over the client's training data; forward only."""
     module = layout(method.build(context, sub_model))
     size = context.training.batch_size
@@ -100,7 +104,9 @@ def calibrate(context: Context, method: Method[Any], sub_model: SubModel, share:
     return Update(collect(module, batches).tensors(), dict(sub_model.ticket))
 
 
-def evaluate(context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]) -> Update:
+def evaluate(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
     """Sums and counts of the metrics on the client's own held-out share."""
     if share.held_out is None:
         raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
@@ -153,7 +159,9 @@ def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[T
             yield index
 
 
-def draw(part: Part, index: Tensor, augmentations: tuple[str, ...] = (), random: torch.Generator | None = None) -> Batch:
+def draw(
+    part: Part, index: Tensor, augmentations: tuple[str, ...] = (), random: torch.Generator | None = None
+) -> Batch:
     """The samples at `index` as a network receives them."""
     x, y = part.batch(index)
     x = to_input(x)

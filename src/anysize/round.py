@@ -22,10 +22,11 @@ class Tally:
     kept: dict[int, Tensors] = field(default_factory=dict)
 
     @property
-    def train_loss(self) -> float:
-        """The clients' mean loss, each weighted by its samples."""
+    def train_loss(self) -> float | None:
+        """The clients' mean loss, each weighted by its samples; None if nobody took part."""
         samples = sum(client["samples"] for client in self.clients)
-        return float(sum(client["loss"] * client["samples"] for client in self.clients) / samples)
+        total = sum(client["loss"] * client["samples"] for client in self.clients)
+        return total / samples if samples else None
 
 
 def run_round(

@@ -23,13 +23,13 @@ from anysize.checkpoint import Checkpoint
 from anysize.context import Size
 from anysize.cost import Cost, largest_fitting
 from anysize.devices import Budget, round_seconds
-from anysize.elastic.norm import Statistics
+from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines import Engine, InProcess
 from anysize.engines.inprocess import one_thread
 from anysize.errors import CheckpointError, ConfigError, unknown
-from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test
+from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
 from anysize.experiment import Experiment, Signature, check_evaluation
-from anysize.local import needs_calibration
+from anysize.local import draw, needs_calibration
 from anysize.methods.base import Client, Update
 from anysize.report import read_events
 from anysize.round import Tally, run_round
@@ -139,9 +139,15 @@ class Run:
         """
         if size is not None and budget is not None:
             raise ConfigError("give a size or a budget, not both")
-        chosen = self.fitting(budget) if budget is not None else self.size(size if size is not None else self.sizes[-1].label)
+        chosen = (
+            self.fitting(budget)
+            if budget is not None
+            else self.size(size if size is not None else self.sizes[-1].label)
+        )
         with one_thread():
-            return finished(self.experiment.context, self.experiment.method, self.state, chosen, self._statistics([chosen]))
+            return finished(
+                self.experiment.context, self.experiment.method, self.state, chosen, self._statistics([chosen])
+            )
 
     def fitting(self, budget: Budget) -> Size:
         """The largest trained size that fits a budget."""
@@ -172,11 +178,22 @@ class Run:
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
         experiment, known = self.experiment, self._checkpoint.statistics
-        missing = [size for size in sizes if size.label not in known]
+        trained = {size.label for size in self.sizes}
+        missing = [size for size in sizes if size.label not in known and size.label in trained]
         if missing and needs_calibration(experiment.context):
             engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
             known = known | _calibrate(experiment, self.state, engine, self.round, missing)
+        if batch_norms(experiment.context.template):
+            known = known | {size.label: self._untrained(size) for size in sizes if size.label not in trained}
         return known
+
+    def _untrained(self, size: Size) -> Statistics:
+        """Statistics of a size that was never trained, whatever the batch-norm treatment: nobody has tracked any."""
+        experiment, count = self.experiment, self.config.evaluation.calibration_clients
+        shares, batch = experiment.shares, self.config.training.batch_size
+        parts = (shares.share(client).train for client in range(min(count, len(shares))))
+        batches = (draw(part, index).x for part in parts for index in torch.arange(len(part)).split(batch))
+        return untrained(experiment.context, experiment.method, self.state, size, batches)
 
 
 def history(directory: Path) -> list[Json]:
@@ -256,7 +273,9 @@ class _Runner:
         config, context, method = experiment.config, experiment.context, experiment.method
         rate = config.training.rate(number - 1, config.rounds)
         clients = self._clients(number)
-        state, tally = run_round(context, method, before.state, clients, engine, rate, self._progress(number, len(clients)))
+        state, tally = run_round(
+            context, method, before.state, clients, engine, rate, self._progress(number, len(clients))
+        )
         state, momentum = with_momentum(before.state, state, before.momentum, context.tricks.server_momentum)
         before.kept.update(tally.kept)  # the same mapping that the engine reads from
         turns = before.turns | dict.fromkeys(tally.kept, number)
@@ -298,7 +317,9 @@ class _Runner:
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
         if "clients" in config.evaluation.on:
             sizes, limit = experiment.size_of_group, config.evaluation.clients
-            rows = on_clients(context, method, current.state, engine, experiment.fleet, sizes, used, current.round, limit)
+            rows = on_clients(
+                context, method, current.state, engine, experiment.fleet, sizes, used, current.round, limit
+            )
             _append_rows(self._directory / CLIENTS, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
@@ -345,8 +366,7 @@ class _Runner:
             "metric": context.task.metric,
             "higher_is_better": context.task.higher_is_better,
             "sizes": [
-                {"label": size.label, "width": size.width} | asdict(self._costs[size.label])
-                for size in context.sizes
+                {"label": size.label, "width": size.width} | asdict(self._costs[size.label]) for size in context.sizes
             ],
             "groups": groups,
             "partition": partition_summary(experiment),
@@ -370,7 +390,9 @@ class _Runner:
         if not taken:
             return
         if not (self._directory / EVENTS).exists() and not (self._directory / CONFIG).exists():
-            raise CheckpointError(f"{self._directory} holds files that are not a run's; choose another folder with --out")
+            raise CheckpointError(
+                f"{self._directory} holds files that are not a run's; choose another folder with --out"
+            )
         if not overwrite:
             raise CheckpointError(
                 f"{self._directory} already holds a run; go on with it with --resume, choose another folder with --out, or "
@@ -397,7 +419,9 @@ class _Runner:
         self._write_config()
         data = self._experiment.data
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
-        text = json.dumps(environment() | {"data": source}, indent=1)
+        folder = self._experiment.config.folder
+        about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
+        text = json.dumps(about, indent=1)
         (self._directory / ENVIRONMENT).write_text(text + "\n")
 
     def _write_config(self) -> None:
@@ -470,14 +494,25 @@ def _calibrate(
 ) -> dict[str, Statistics]:
     widths = {name: size.width for name, size in experiment.size_of_group.items()}
     count = experiment.config.evaluation.calibration_clients
-    return calibrated(experiment.context, experiment.method, state, engine, experiment.fleet, widths, number, count, sizes)
+    return calibrated(
+        experiment.context, experiment.method, state, engine, experiment.fleet, widths, number, count, sizes
+    )
 
 
 def _saved_config(directory: Path) -> configs.ExperimentConfig:
     path = directory / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{directory} holds no run: {CONFIG} is missing")
-    return configs.load(path)
+    return configs.loads(path.read_text(), folder=_folder(directory))
+
+
+def _folder(directory: Path) -> Path | None:
+    """Where the experiment file lay: its code and weights are named relative to it."""
+    try:
+        folder = json.loads((directory / ENVIRONMENT).read_text())["folder"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return Path(folder) if folder else None
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -125,7 +125,9 @@ def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
     names = {field.name for field in dataclasses.fields(kind)}
     foreign = sorted((set(tree) | set(note)) - names)
     if foreign:
-        raise CheckpointError(f"the checkpoint holds {', '.join(foreign)}, unknown to {kind.__name__}: another method wrote it")
+        raise CheckpointError(
+            f"the checkpoint holds {', '.join(foreign)}, unknown to {kind.__name__}: another method wrote it"
+        )
     values = {name: note[name] if name in note else tree.get(name, {}) for name in names}
     return kind(**values)
 

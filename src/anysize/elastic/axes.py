@@ -1,7 +1,7 @@
 """Which elements of which axis of which tensor are kept or dropped together: the width groups of any module.
 
-`trace` runs a plain `nn.Module` once on the meta device and follows labels through it (see `tracing`, which also
-says why by labels); `Axes` is what it found. A *unit* is the smallest thing that can be kept or dropped: a
+`trace` runs a plain `nn.Module` once on the meta device and follows labels through it (`tracing` says how, and
+why by labels); `Axes` is what it found. A *unit* is the smallest thing that can be kept or dropped: a
 channel with all that is tied to it through sums, norms, gates and shared tensors. A *group* is a set of units
 that live on the same axes, narrowed by one prefix (or one set of indices).
 
@@ -197,8 +197,8 @@ class Axes:
     def kept(self, width: Width | Kept) -> Kept:
         """Which units stay at a width: one fraction for every group, or one entry for each group named.
 
-        A fraction keeps the first ceil(width * size) units, an int that many, a sequence those indices. Groups
-        that are not named stay whole.
+        A fraction keeps the first ceil(width * size) units, an int that many, a sequence those indices.
+        Groups that are not named stay whole.
 
         >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
         >>> axes.kept(0.3).count("0"), axes.kept({"0": [1, 5]}).units("0")
@@ -207,9 +207,7 @@ class Axes:
         if isinstance(width, Kept):
             return width
         if not isinstance(width, Mapping):
-            return Kept(
-                tuple((g.name, g.size if g.frozen else _count(g, float(width))) for g in self.groups)
-            )
+            return Kept(tuple((g.name, g.size if g.frozen else _count(g, float(width))) for g in self.groups))
         problems = [unknown("width group", name, self._by_name) for name in width if name not in self._by_name]
         chosen: list[tuple[str, int | tuple[int, ...]]] = []
         for group in self.groups:
@@ -246,9 +244,7 @@ class Axes:
         (4, 3)
         """
         index = self.index(name, kept)
-        return tuple(
-            size if rows is None else len(rows) for size, rows in zip(self._all_shapes[name], index)
-        )
+        return tuple(size if rows is None else len(rows) for size, rows in zip(self._all_shapes[name], index))
 
     def elastic(self, name: str, axis: int) -> bool:
         """Whether every element of that axis belongs to a group that is not frozen.
@@ -414,7 +410,8 @@ def trace(
     except Exception as error:
         place = getattr(error, "tracer_path", "") or "the network's own forward"
         raise ModelError(
-            f"the network cannot run without data, at {place} ({line_of(error) or 'inside PyTorch'}): {error}. "
+            f"the network cannot run without data, at {place} "
+            f"({line_of(error) or 'inside PyTorch'}): {error}. "
             "Its forward may not depend on values of its input, and the example must fit it"
         ) from error
     ran.tracer.settle_grids()
@@ -456,7 +453,7 @@ def _matching(tensors: Mapping[str, Tensor], keep: Sequence[str]) -> set[str]:
 def _kept_roots(
     tracer: Tracer, atoms: Mapping[str, tuple[Tensor | None, ...]], matched: set[str]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The classes on the output side of the matched tensors: their producing axes, or all if they have none."""
+    """The classes on the output side of the matched tensors: their producing axes, or all without any."""
     rows = []
     for name in matched:
         made = [axis for axis in range(len(atoms[name])) if (name, axis) in tracer.producers]
@@ -473,7 +470,7 @@ def _head(ran: Run, class_axis: int | None) -> dict[str, int]:
     if not lanes:
         return {}
     wanted = np.unique(ran.tracer.classes.roots(torch.cat(lanes)).numpy())
-    found = {}
+    found: dict[str, int] = {}
     for name, rows in ran.atoms.items():
         for axis, row in enumerate(rows):
             if row is not None and np.isin(ran.tracer.classes.roots(row).numpy(), wanted).all():
@@ -553,7 +550,7 @@ def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:
 
 
 def _homes(ran: Run, pinned: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, list[tuple[str, int]]]:
-    """For each class that can be dropped, the axes on which it lives; each tensor under its first name only."""
+    """For each class that can be dropped, the axes on which it lives; each tensor under its first name."""
     homes: dict[int, list[tuple[str, int]]] = {}
     seen: set[int] = set()
     for name, rows in ran.atoms.items():
@@ -573,9 +570,7 @@ def _main_axis(axes: tuple[tuple[str, int], ...], producers: Sequence[tuple[str,
     return min(made, key=producers.index) if made else axes[0]
 
 
-def _place(
-    axes: tuple[tuple[str, int], ...], producers: Sequence[tuple[str, int]], ran: Run
-) -> tuple[int, int]:
+def _place(axes: tuple[tuple[str, int], ...], producers: Sequence[tuple[str, int]], ran: Run) -> tuple[int, int]:
     """Groups stand in the order in which the network makes them."""
     main = _main_axis(axes, producers)
     names = list(ran.atoms)
@@ -602,9 +597,7 @@ def _unique(names: Sequence[str]) -> list[str]:
     return result
 
 
-def _members(
-    ran: Run, group: np.ndarray[Any, Any], unit: np.ndarray[Any, Any], number: int
-) -> tuple[Member, ...]:
+def _members(ran: Run, group: np.ndarray[Any, Any], unit: np.ndarray[Any, Any], number: int) -> tuple[Member, ...]:
     members = []
     for name, rows in ran.atoms.items():
         for axis, row in enumerate(rows):

@@ -91,7 +91,9 @@ class Composed(nn.Module):
         self.coefficients = nn.ParameterDict({key(name): nn.Parameter(coefficients[name]) for name in basis})
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        weights = {name.replace(":", "."): compose(basis, self.coefficients[name]) for name, basis in self.basis.items()}
+        weights = {
+            name.replace(":", "."): compose(basis, self.coefficients[name]) for name, basis in self.basis.items()
+        }
         output: Tensor = functional_call(self.network, weights, inputs)
         return output
 

@@ -52,7 +52,11 @@ class Statistics:
         """As named tensors, for the wire and the checkpoint."""
         named: dict[str, Tensor] = {}
         for i, (mean, variance, count) in enumerate(zip(self.means, self.variances, self.counts)):
-            named |= {f"{i}.mean": mean, f"{i}.variance": variance, f"{i}.count": torch.tensor(count, dtype=torch.float64)}
+            named |= {
+                f"{i}.mean": mean,
+                f"{i}.variance": variance,
+                f"{i}.count": torch.tensor(count, dtype=torch.float64),
+            }
         return named
 
     @classmethod
@@ -107,7 +111,8 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     counts = [sum(part.counts[i] for part in parts) for i in layers]
     means = [sum((p.means[i].double() * p.counts[i] for p in parts), torch.zeros(())) / counts[i] for i in layers]
     squares = [
-        sum(((p.variances[i].double() + p.means[i].double().square()) * p.counts[i] for p in parts), torch.zeros(())) / counts[i]
+        sum(((p.variances[i].double() + p.means[i].double().square()) * p.counts[i] for p in parts), torch.zeros(()))
+        / counts[i]
         for i in layers
     ]
     return Statistics(

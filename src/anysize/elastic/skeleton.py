@@ -65,7 +65,9 @@ def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
             problems.append(f"{name} has shape {tuple(new.shape)}, the network needs {tuple(old.shape)}")
         else:
             memo[id(old)] = _like(old, new.detach().clone())
-    problems += [f"{name} is not part of the network" for name in sorted(set(tensors) - {n for n, _ in named_tensors(skeleton)})]
+    problems += [
+        f"{name} is not part of the network" for name in sorted(set(tensors) - {n for n, _ in named_tensors(skeleton)})
+    ]
     if problems:
         raise ModelError("tensors do not fit the network: " + "; ".join(problems))
     return copy.deepcopy(skeleton, memo)

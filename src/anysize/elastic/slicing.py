@@ -1,8 +1,8 @@
 """Cutting a module to a width: one small rule per layer type, and moving tensors between sizes.
 
 `narrow` builds a new, ordinary `nn.Module` whose tensors are copies of the kept entries. Layers of `torch.nn`
-store sizes beside their tensors; each type that does has one function here, registered by type, that reads the
-sizes back from the narrowed tensors or from what the trace saw.
+store sizes beside their tensors; each type that does has one function here, registered by type, that reads
+the sizes back from the narrowed tensors or from what the trace saw.
 
 >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
 >>> small = narrow(net, trace(net, torch.zeros(2, 3)), 0.25)
@@ -79,8 +79,7 @@ def _check_fit(target: Tensor, index: Index, source: Tensor) -> None:
     wanted = tuple(size if rows is None else len(rows) for size, rows in zip(target.shape, index))
     if tuple(source.shape) != wanted:
         raise ModelError(
-            f"a tensor of shape {tuple(source.shape)} does not fit the {wanted} entries kept of "
-            f"{tuple(target.shape)}"
+            f"a tensor of shape {tuple(source.shape)} does not fit the {wanted} entries kept of {tuple(target.shape)}"
         )
 
 
@@ -114,14 +113,15 @@ def scatter_add_(target: Tensor, index: Index, source: Tensor, scale: float | Te
     """
     _check_fit(target, index, source)
     view, left = _window(target, index)
-    if not left and isinstance(scale, Tensor):
-        view.addcmul_(source.to(view), scale.to(view))
-    elif not left:
-        view.add_(source.to(view), alpha=scale)
-    elif len(left) == 1 and not isinstance(scale, Tensor):
-        view.index_add_(left[0][0], left[0][1], source.to(view), alpha=scale)
+    source = source.to(view)
+    if len(left) > 1 or (left and isinstance(scale, Tensor)):
+        view.index_put_(_grid(view, left), source * scale, accumulate=True)
+    elif isinstance(scale, Tensor):
+        view.addcmul_(source, scale.to(view))
+    elif left:
+        view.index_add_(left[0][0], left[0][1], source, alpha=scale)
     else:
-        view.index_put_(_grid(view, left), source.to(view) * scale, accumulate=True)
+        view.add_(source, alpha=scale)
 
 
 # --- layers that store sizes --------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Cut:
     kept: Kept
 
     def stays(self, name: str, axis: int) -> Tensor | None:
-        """For each element of an axis of the layer's own full tensor, whether it stays; None if there is none."""
+        """For each element of an axis of the layer's own full tensor, whether it stays; None without."""
         full = f"{self.path}.{name}" if self.path else name
         atoms = self.axes.found.atoms.get(full)
         if atoms is None or atoms[axis] is None:
@@ -236,12 +236,16 @@ def _unflatten(module: nn.Unflatten, cut: Cut) -> None:
 
 @layer(nn.RNNBase)
 def _recurrent(module: nn.RNNBase, cut: Cut) -> None:
-    module.input_size = module.weight_ih_l0.shape[1]
-    gates = module.weight_ih_l0.shape[0]
-    per_unit = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
-    module.hidden_size = gates // per_unit
+    read, fed_back = module.get_parameter("weight_ih_l0"), module.get_parameter("weight_hh_l0")
+    gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
+    module.hidden_size, module.input_size = len(read) // gates, read.shape[1]
     if module.proj_size:
-        module.proj_size = module.weight_hh_l0.shape[1]
+        module.proj_size = fed_back.shape[1]
+    if module.proj_size >= module.hidden_size:
+        raise ModelError(
+            f"'{cut.path}' would have {module.hidden_size} hidden and {module.proj_size} projected units, "
+            "and PyTorch needs fewer projected ones: choose a larger width, or give each group its own"
+        )
 
 
 @layer(nn.RNNCellBase)
@@ -266,7 +270,7 @@ def _attention(module: nn.MultiheadAttention, cut: Cut) -> None:
 
 
 class _PlainCopies(TorchFunctionMode):
-    """While a module is copied, tensors computed from others (which refuse a deep copy) are copied as values."""
+    """While a module is copied, tensors computed from others (which refuse a deep copy) become values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == torch.Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -342,7 +346,7 @@ def _verify(small: nn.Module, axes: Axes, kept: Kept) -> None:
         place = getattr(error, "tracer_path", "") or "the network's own forward"
         raise ModelError(
             f"the narrowed network does not run, at {place} ({line_of(error) or 'inside PyTorch'}): {error}. "
-            "A size there is written as a number: derive it from the input's shape or from an integer attribute "
-            "of the module, name the attribute in trace(attributes={'path.name': 'group'}), or freeze the layer "
-            "with keep=[...]"
+            "A size there is written as a number: derive it from the input's shape or from an integer "
+            "attribute of the module, name the attribute in trace(attributes={'path.name': 'group'}), or "
+            "freeze the layer with keep=[...]"
         ) from error

@@ -1,23 +1,24 @@
 """Labels that follow every channel through a network: the ground on which `axes` finds width groups.
 
 The forward runs once on the meta device, under a dispatch mode that sees every aten operation. Each index of
-each axis of each parameter and buffer is an *atom*, and every tensor carries *planes*: integer tensors that say,
-at each element, to which atom that element belongs. Moving data (a view, a permutation, a concatenation) is
-done to the planes by the very same operation, so that a flatten or a fused projection needs no rule of its own;
-arithmetic that meets element by element or index by index unites atoms; a class of united atoms is kept or
-dropped together.
+each axis of each parameter and buffer is an *atom*, and every tensor carries *planes*: integer tensors that
+say, at each element, to which atom that element belongs. Moving data (a view, a permutation, a concatenation)
+is done to the planes by the very same operation, so that a flatten or a fused projection needs no rule of its
+own; arithmetic that meets element by element or index by index unites atoms; a class of united atoms is kept
+or dropped together.
 
-Why labels and not a graph of layers with a pruning rule each: a graph knows which *layers* are coupled, and has
-to be told, per layer type, how indices map from one to the next. Index maps through gates, fused projections,
-tied tensors and sizes written in Python then go wrong in silence. Labels carry the map itself.
+Why labels, and not a graph of layers with a pruning rule for each (as Torch-Pruning has): a graph knows which
+*layers* are coupled and has to be told, per layer type, how indices map from one to the next. Maps through
+gates, fused projections, tied tensors, groups of a norm and sizes written in Python then go wrong, some in
+silence. Labels carry the map itself.
 
 Words used here:
 
 - *pinned*: an atom that is never dropped. Atom 0 is "always there": the label of elements no parameter made.
-- *neutral*: a tensor made by a factory such as `zeros`; its size follows from the code, so it couples nothing.
+- *neutral*: a tensor made by a factory such as `zeros`; its size follows the code, so it couples nothing.
 - *static*: a tensor computed from parameters and buffers alone.
-- *grid*: a plane that varies along several axes, as after `view(B, T, heads, head_dim)`. What is kept of a tensor
-  must be a product of what is kept along each axis, so exactly one axis of a grid can stay elastic.
+- *grid*: a plane that varies along several axes, as after `view(B, T, heads, head_dim)`. What is kept of a
+  tensor must be a product of what is kept along each axis, so exactly one axis of a grid can stay elastic.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Classes:
 
     def unite(self, left: Tensor, right: Tensor) -> None:
         """Keep or drop these together, element by element after broadcasting; with atom 0 it means: pin."""
-        both = torch.broadcast_tensors(self.roots(left), self.roots(right))
-        a, b = (part.numpy().ravel() for part in both)
+        a, b = np.broadcast_arrays(self.roots(left).numpy(), self.roots(right).numpy())
+        a, b = a.ravel(), b.ravel()
         low, high = np.minimum(a, b), np.maximum(a, b)
         self.pinned[high[low == 0]] = True
         meet = (low > 0) & (low != high)
@@ -111,9 +112,7 @@ class Classes:
             self._join(keys // len(self.parent), keys % len(self.parent))
 
     def _join(self, low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> None:
-        if (
-            np.unique(np.concatenate([low, high])).size == 2 * low.size
-        ):  # a plain matching: no chains to follow
+        if np.unique(np.concatenate([low, high])).size == 2 * low.size:  # a plain matching: no chains to follow
             if low.size and (high <= self.known).any():
                 raise Clash
             self.parent[high] = low
@@ -175,9 +174,7 @@ class Arithmetic:
 Expression = int | Extent | Attribute | Arithmetic
 
 
-def evaluate(
-    expression: Expression, attributes: Mapping[str, int], extent: Callable[[Extent], int]
-) -> int | None:
+def evaluate(expression: Expression, attributes: Mapping[str, int], extent: Callable[[Extent], int]) -> int | None:
     """The value of an expression at the given attribute values and sizes; None where it has none."""
     if isinstance(expression, int):
         return int(expression)
@@ -354,11 +351,11 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows labels through every aten operation that runs while it is active."""
 
     def __init__(self, classes: Classes, heads: Heads) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.classes = classes
         self.heads = heads
         self.paused = False
@@ -396,9 +393,7 @@ class Tracer(TorchDispatchMode):
         self.seen.add(id(tensor))
         return self._labels[id(tensor)][1] if id(tensor) in self._labels else Labels()
 
-    def put(
-        self, tensor: Tensor, planes: Iterable[Tensor], *, neutral: bool = False, static: bool = False
-    ) -> None:
+    def put(self, tensor: Tensor, planes: Iterable[Tensor], *, neutral: bool = False, static: bool = False) -> None:
         """Give a tensor its planes, each reduced to the axes along which it varies."""
         kept: dict[tuple[Any, ...], Tensor] = {}
         for plane in planes:
@@ -467,9 +462,7 @@ class Tracer(TorchDispatchMode):
     def finest(self, plane: Tensor) -> int:
         """The axis of a grid with the most distinct slices; the outer one of equals."""
         roots = self.classes.roots(plane)
-        counts = {
-            axis: torch.unique(roots.movedim(axis, 0).flatten(1), dim=0).shape[0] for axis in varying(plane)
-        }
+        counts = {axis: torch.unique(roots.movedim(axis, 0).flatten(1), dim=0).shape[0] for axis in varying(plane)}
         return max(counts, key=lambda axis: (counts[axis], -axis))
 
     def settle(self, plane: Tensor) -> Tensor:
@@ -550,8 +543,8 @@ class Tracer(TorchDispatchMode):
     def refuse(self, call: Call) -> None:
         """Raise the error for an operation that has no rule."""
         raise ModelError(
-            f"cannot follow widths through {call.func} at {self.where()}: there is no rule for it. Freeze the "
-            "layers that feed it with keep=[...], or rewrite it with ordinary tensor operations"
+            f"cannot follow widths through {call.func} at {self.where()}: there is no rule for it. Freeze "
+            "the layers that feed it with keep=[...], or rewrite it with ordinary tensor operations"
         )
 
     def where(self) -> str:
@@ -593,9 +586,7 @@ class Tracer(TorchDispatchMode):
     def _against(self, plane: Tensor, others: Sequence[tuple[Sequence[int], list[Tensor]]]) -> Tensor:
         """The plane, fixed along each axis that another operand has in full but without labels."""
         for axis in varying(plane):
-            bare = any(
-                sizes[axis] > 1 and not any(other.shape[axis] > 1 for other in rows) for sizes, rows in others
-            )
+            bare = any(sizes[axis] > 1 and not any(other.shape[axis] > 1 for other in rows) for sizes, rows in others)
             plane = self.fix_along(plane, axis) if bare else plane
         return plane
 
@@ -707,9 +698,9 @@ def _refuse_partial_write(tracer: Tracer, call: Call, target: Tensor) -> None:
     """A write into part of a tensor would have to change the labels of the whole."""
     if target.numel() * target.element_size() < target.untyped_storage().nbytes():
         raise ModelError(
-            f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of an "
-            "unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or freeze the layers that "
-            "feed it with keep=[...]"
+            f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of "
+            "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or freeze the layers "
+            "that feed it with keep=[...]"
         )
 
 
@@ -719,8 +710,8 @@ def _move(tracer: Tracer, call: Call) -> None:
     planes: list[list[Tensor]] = [[] for _ in call.results()]
     for plane in tracer.labels(source).planes:
         full = _expanded(plane, source).contiguous()
-        arguments, named = tree_map(lambda leaf: full if leaf is source else leaf, (call.args, call.kwargs))
-        for place, moved in enumerate(tree_flatten(call.func(*arguments, **named))[0]):
+        moved_parts = call.func(full, *call.args[1:], **call.kwargs)
+        for place, moved in enumerate(tree_flatten(moved_parts)[0]):
             planes[place].append(moved)
     _put_all(tracer, call, [tuple(own) for own in planes], like=source)
 
@@ -749,9 +740,7 @@ def _as_strided(tracer: Tracer, call: Call) -> None:
 def _pad(tracer: Tracer, call: Call) -> None:
     """What is padded belongs to no unit."""
     source, pad = call.args[0], call.args[1]
-    planes = tuple(
-        torch.constant_pad_nd(_expanded(plane, source), pad, 0) for plane in tracer.labels(source).planes
-    )
+    planes = tuple(torch.constant_pad_nd(_expanded(plane, source), pad, 0) for plane in tracer.labels(source).planes)
     _put_all(tracer, call, [planes], like=source)
 
 
@@ -780,13 +769,17 @@ def _select(tracer: Tracer, call: Call) -> None:
 
 @rule("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unsafe_chunk")
 def _split(tracer: Tracer, call: Call) -> None:
-    """Equal parts stay equal: they are united; unequal parts only carry their labels on."""
+    """Equal parts stay equal: they are united; unequal parts only carry their labels on.
+
+    In a check of a narrowed network nothing is united: unequal parts may have become equal by chance.
+    """
     source = call.args[0]
     axis = int(call.bound()["dim"]) % source.dim()
     sizes = [int(part.shape[axis]) for part in call.results()]
+    equal = len(set(sizes)) == 1 and not tracer.classes.known
     for plane in tracer.labels(source).planes:
-        if plane.shape[axis] > 1 and len(set(sizes)) == 1:
-            first, *rest = plane.split(sizes[0], axis)
+        if plane.shape[axis] > 1 and equal:
+            first, *rest = torch.split(plane, sizes[0], axis)
             for part in rest:
                 tracer.classes.unite(first, part)
     _move(tracer, call)
@@ -814,9 +807,7 @@ def _stack(tracer: Tracer, call: Call) -> None:
     _put_joined(tracer, call, parts, axis)
 
 
-def _put_joined(
-    tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...], Labels]], axis: int
-) -> None:
+def _put_joined(tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...], Labels]], axis: int) -> None:
     slots: dict[tuple[int, ...], list[Tensor | None]] = {}
     for place, (_, labels) in enumerate(parts):
         for plane in labels.planes:
@@ -841,7 +832,7 @@ def _joined(
     parts: Sequence[tuple[tuple[int, ...], Labels]],
     axis: int,
 ) -> Tensor:
-    """The planes of one slot in a row along `axis`; a part without one is always there, or if neutral follows."""
+    """The planes of one slot in a row along `axis`; a part without one is always there (neutral: follows)."""
     example = next(plane for plane in row if plane is not None)
     pieces = []
     for plane, (shape, labels) in zip(row, parts):
@@ -876,14 +867,15 @@ def _channel_shuffle(tracer: Tracer, call: Call) -> None:
             first, *rest = plane.chunk(groups, 1)
             for part in rest:
                 tracer.classes.unite(first, part)
-            plane = plane.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+            shape = (plane.shape[0], groups, -1, *plane.shape[2:])
+            plane = plane.reshape(shape).transpose(1, 2).flatten(1, 2)
         planes.append(plane)
     _put_all(tracer, call, [tuple(planes)], like=source)
 
 
 @rule(
-    "mean", "sum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "argmax", "argmin",
-    "any", "all", "logsumexp", "norm", "linalg_vector_norm", "median", "nansum", "count_nonzero",
+    "mean", "sum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "argmax",
+    "argmin", "any", "all", "logsumexp", "norm", "linalg_vector_norm", "median", "nansum", "count_nonzero",
 )  # fmt: skip
 def _reduce(tracer: Tracer, call: Call) -> None:
     """A reduced axis may have any size; its labels end here."""
@@ -903,8 +895,8 @@ def _reduce(tracer: Tracer, call: Call) -> None:
 def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | None:
     """The plane without variation along `axes`, or None if it has no other.
 
-    A grid has to choose: over the last axis (a norm within each head) the choice is that of `heads`, elsewhere
-    the reduced axes are united and the others stay elastic.
+    A grid has to choose: over the last axis (a norm within each head) the choice is that of `heads`,
+    elsewhere the reduced axes are united and the others stay elastic.
     """
     inside = [axis for axis in varying(plane) if axis in axes]
     outside = [axis for axis in varying(plane) if axis not in axes]
@@ -917,11 +909,11 @@ def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | Non
 @rule(
     "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_max_pool2d",
-    "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d",
-    "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
-    "replication_pad2d", "replication_pad3d", "fractional_max_pool2d", "grid_sampler_2d",
+    "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", "fractional_max_pool2d", "grid_sampler_2d",
 )  # fmt: skip
 def _spatial(tracer: Tracer, call: Call) -> None:
     """Channels pass; the spatial axes, which mix, can carry no units."""
@@ -960,8 +952,7 @@ def _im2col(tracer: Tracer, call: Call) -> None:
     source, window = call.args[0], math.prod(call.args[1])
     planes = _clear_of(tracer, tracer.labels(source).planes, (2, 3))
     rows = tuple(
-        plane.repeat_interleave(window, 1).squeeze(3) if plane.shape[1] > 1 else plane.squeeze(3)
-        for plane in planes
+        plane.repeat_interleave(window, 1).squeeze(3) if plane.shape[1] > 1 else plane.squeeze(3) for plane in planes
     )
     _put_all(tracer, call, [rows], like=source)
 
@@ -1016,9 +1007,7 @@ def _matmul(tracer: Tracer, call: Call) -> None:
     *added, left, right = call.tensors()
     first, second = tracer.labels(left), tracer.labels(right)
     a, b = _matrix_shape(left, row=True), _matrix_shape(right, row=False)
-    planes = tracer.contract(
-        _as_matrices(first, a), _as_matrices(second, b), (max(a[0], b[0]), a[1], a[2], b[2])
-    )
+    planes = tracer.contract(_as_matrices(first, a), _as_matrices(second, b), (max(a[0], b[0]), a[1], a[2], b[2]))
     result = call.results()[0]
     static = first.static and second.static
     # The result's own axes among (batch, row, column).
@@ -1190,9 +1179,8 @@ def _recurrent(tracer: Tracer, module: nn.RNNBase, given: tuple[Any, ...], resul
     stored = dict(module.named_parameters(recurse=False))
     ends = ["_reverse"] if module.bidirectional else []
     layers = [f"_l{layer}{end}" for layer in range(module.num_layers) for end in ["", *ends]]
-    hidden = _rows(tracer, stored["weight_ih_l0"], 0)
-    assert hidden is not None
-    hidden = hidden.reshape(-1, module.hidden_size)[0]
+    gates = _rows(tracer, stored["weight_ih_l0"], 0)
+    hidden = gates.reshape(-1, module.hidden_size)[0] if gates is not None else None
     made = _rows(tracer, stored.get("weight_hr_l0"), 0) if module.proj_size else hidden
     source, *states = given
     packed = isinstance(source, nn.utils.rnn.PackedSequence)
@@ -1208,7 +1196,7 @@ def _recurrent(tracer: Tracer, module: nn.RNNBase, given: tuple[Any, ...], resul
             tracer.couple(read, into)
         else:
             _tied(tracer, made, into)
-    tracer.produce([hidden] if made is None else [hidden, made])
+    tracer.produce([lane for lane in (hidden, made) if lane is not None])
     output, last = result
     output = output.data if packed else output
     _label_last(tracer, output, made.repeat(1 + len(ends)) if made is not None else None)
@@ -1217,7 +1205,7 @@ def _recurrent(tracer: Tracer, module: nn.RNNBase, given: tuple[Any, ...], resul
         _label_states(tracer, state, made, hidden, known=state is not last)
 
 
-def _label_states(tracer: Tracer, state: Any, made: Tensor | None, hidden: Tensor, *, known: bool) -> None:
+def _label_states(tracer: Tracer, state: Any, made: Tensor | None, hidden: Tensor | None, *, known: bool) -> None:
     """Label the states an LSTM returned, or couple the ones it was given."""
     parts = state if isinstance(state, tuple) else (state,)
     for part, lane in zip(parts, (made, hidden)):
@@ -1228,19 +1216,20 @@ def _label_states(tracer: Tracer, state: Any, made: Tensor | None, hidden: Tenso
 
 
 def _attention(tracer: Tracer, module: nn.MultiheadAttention, given: tuple[Any, ...], result: Any) -> None:
-    """Stream and inner channels are one set, since `embed_dim` is one number; heads by the tracer's choice."""
+    """Stream and inner channels are one set, since `embed_dim` is one number; heads by choice."""
     units = _rows(tracer, module.out_proj.weight, 0)
     if units is None:
         return
     query, key, value = given[:3]
     tracer.couple(_last_axis(tracer, query), units)
-    inner = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    for row in (*inner, module.in_proj_bias, module.out_proj.bias):
-        _tied(tracer, units, _rows(tracer, row, 0))
-    for row in (module.in_proj_weight, module.q_proj_weight, module.out_proj.weight):
-        _tied(tracer, units, _rows(tracer, row, 1))
-    for row in (module.bias_k, module.bias_v):
-        _tied(tracer, units, _rows(tracer, row, 2))
+    into = (module.in_proj_weight, module.q_proj_weight, module.out_proj.weight)
+    along: tuple[tuple[int, tuple[Tensor | None, ...]], ...] = (
+        (0, (*into, module.k_proj_weight, module.v_proj_weight, module.in_proj_bias, module.out_proj.bias)),
+        (1, into),
+        (2, (module.bias_k, module.bias_v)),
+    )
+    for axis, tensor in ((axis, tensor) for axis, tensors in along for tensor in tensors):
+        _tied(tracer, units, _rows(tracer, tensor, axis))
     fused = module.in_proj_weight is not None
     for source, weight in ((key, module.k_proj_weight), (value, module.v_proj_weight)):
         tracer.couple(_last_axis(tracer, source), units if fused else _rows(tracer, weight, 1))
@@ -1276,6 +1265,17 @@ _INPUT_NAMES: dict[type[nn.Module], tuple[str, ...]] = {
 }
 
 
+def _one_step(module: nn.RNNBase, forward: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    """What a recurrent module returns, by shape: on the meta device every time step costs as much as the first."""
+    source, *states = given
+    if not isinstance(source, Tensor):
+        return forward(*given)
+    time = 1 if module.batch_first and source.dim() == 3 else 0
+    output, last = forward(source.narrow(time, 0, 1), *states)
+    shape = [source.shape[time] if axis == time else size for axis, size in enumerate(output.shape)]
+    return output.new_empty(shape), last
+
+
 def _wrap_leaf(tracer: Tracer, module: nn.Module) -> None:
     """Replace the forward of a module (of a copy) by one that labels its results by the module's own rule."""
     kind = next((kind for kind in LEAVES if isinstance(module, kind)), None)
@@ -1288,21 +1288,26 @@ def _wrap_leaf(tracer: Tracer, module: nn.Module) -> None:
             return original(*args, **kwargs)
         given = tuple(args) + tuple(kwargs.get(name) for name in names[len(args) :])
         with tracer.pause():
-            result = original(*args, **kwargs)
+            if isinstance(module, nn.RNNBase):
+                result = _one_step(module, original, given)
+            else:
+                result = original(*args, **kwargs)
             try:
                 LEAVES[kind](tracer, module, given, result)
             except Clash:
                 raise ModelError(f"narrowing changes what meets what at {tracer.where()}") from None
         return result
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
 # --- sizes in Python code -----------------------------------------------------------------------------------
 
-_FACTORIES = frozenset(
-    f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")
-) | {"rand", "randn", "arange"}
+_FACTORIES = frozenset(f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")) | {
+    "rand",
+    "randn",
+    "arange",
+}
 _RESHAPES = frozenset(("view", "reshape", "expand", "_unsafe_view", "broadcast_to"))
 _SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
@@ -1343,9 +1348,7 @@ class SizeWatch(TorchFunctionMode):
             self._sized(_listed(args[1:], kwargs.get("shape", kwargs.get("size"))), result, 0)
         elif name == "unflatten":
             sizes = _listed(args[2:], kwargs.get("sizes"))
-            self._sized(
-                sizes, result, int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % args[0].dim()
-            )
+            self._sized(sizes, result, int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % args[0].dim())
         elif name in ("layer_norm", "rms_norm"):
             sizes = _listed(args[1:2], kwargs.get("normalized_shape"))
             self._sized(sizes, args[0], args[0].dim() - len(sizes))
@@ -1365,7 +1368,7 @@ class SizeWatch(TorchFunctionMode):
 
     def _made(self, sizes: Sequence[Any], tensor: Tensor) -> None:
         """Label a factory's result along each axis whose size is known by more than its number."""
-        planes = []
+        planes: list[Tensor] = []
         for axis, size in enumerate(sizes[: tensor.dim()]):
             if not isinstance(size, TracedInt) or size < 2 or size != tensor.shape[axis]:
                 continue

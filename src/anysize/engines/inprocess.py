@@ -36,7 +36,9 @@ class InProcess(Engine):
         for sub_model in sub_models:
             client = int(sub_model.ticket["client"])
             with one_thread():
-                update = perform(self._context, self._method, sub_model, self._shares.share(client), self._kept.get(client))
+                update = perform(
+                    self._context, self._method, sub_model, self._shares.share(client), self._kept.get(client)
+                )
             yield update
 
 

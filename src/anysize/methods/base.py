@@ -182,7 +182,13 @@ class Method(ABC, Generic[State]):
 
 def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) -> SubModel:
     """A sub-model with the ticket that every client task needs."""
-    ticket = {"client": client.id, "round": client.round, "size": client.size.label, "width": width, "seed": client.seed}
+    ticket = {
+        "client": client.id,
+        "round": client.round,
+        "size": client.size.label,
+        "width": width,
+        "seed": client.seed,
+    }
     return SubModel(tensors, ticket | more)
 
 

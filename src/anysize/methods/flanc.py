@@ -13,8 +13,8 @@ Mei, Guo, Zhou, Patel. "Resource-Adaptive Federated Learning with All-In-One Neu
 
 Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonality_loss`; Eq. (4) -> `FLANC.aggregate`.
 
-What is composed: every weight with at least two axes whose outputs and inputs both change with the width, except 1 x 1
-convolutions: convolutions, linear, recurrent and attention weights. The rest of a width's network (norm layers, biases, the
+What is composed: every weight with at least two axes whose outputs change with the width and whose inputs are another layer's
+outputs, except 1 x 1 convolutions: convolutions, linear, recurrent and attention weights. The rest of a width's network (norm layers, biases, the
 classifier, projections) is dense, belongs to the width and is averaged over its clients. A layer that no width changes,
 such as a stem that is kept whole, is one for all widths and averaged over all clients.
 
@@ -54,7 +54,7 @@ from anysize.elastic.basis import (
     random_coefficients,
 )
 from anysize.elastic.skeleton import fill
-from anysize.errors import MethodError
+from anysize.errors import MethodError, unknown
 from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, paste, sub_model
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step, Tricks
@@ -150,7 +150,9 @@ class FLANC(Method[FLANCState]):
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         parts = _parts(sub_model.tensors)
-        return fill(Composed(context.skeleton(sub_model.width), parts["basis"], parts["coefficients"]), sub_model.tensors)
+        return fill(
+            Composed(context.skeleton(sub_model.width), parts["basis"], parts["coefficients"]), sub_model.tensors
+        )
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
         """Eq. (3)."""
@@ -203,13 +205,21 @@ class FLANC(Method[FLANCState]):
 
     def factors(self, context: Context) -> dict[str, Factors]:
         """R1 and R2 of every weight that is composed."""
-        return {name: self._factors(context, name) for name in composed_names(context)}
+        names = composed_names(context)
+        problems = [
+            unknown("weight in flanc's layers", pattern, names)
+            for pattern in self.layers
+            if not any(_matches(name, pattern) for name in names)
+        ]
+        if problems:
+            raise MethodError("; ".join(problems))
+        return {name: self._factors(context, name) for name in names}
 
     def _factors(self, context: Context, name: str) -> Factors:
         outputs, inputs, *kernel = context.axes.shapes[name]
         fractions = {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size}
         for pattern, options in self.layers.items():
-            if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
+            if _matches(name, pattern):
                 fractions |= options
         asked = max(1, round(fractions["basis_inputs"] * inputs))
         widths = [_shape(context, name, width)[1] for width in _widths(context)]
@@ -232,14 +242,15 @@ def orthogonality_loss(bases: Iterable[Tensor], form: str = "sum") -> Tensor:
 
 
 def composed_names(context: Context) -> list[str]:
-    """Weights whose outputs and inputs both change with the width, 1 x 1 convolutions excepted."""
+    """Weights whose outputs change with the width and whose inputs are another layer's, 1 x 1 convolutions excepted."""
+    grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
     return [
         name
         for name, parameter in context.template.named_parameters()
         if parameter.dim() >= 2
         and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
         and context.axes.elastic(name, 0)
-        and context.axes.elastic(name, 1)
+        and (name, 1) in grouped
     ]
 
 
@@ -280,6 +291,12 @@ def _first_coefficients(context: Context, name: str, width: float, weight: Tenso
     outputs, inputs = weight.shape[:2]
     random = generator(context.seed, "coefficients", name, _key(width))
     return random_coefficients(outputs, inputs // basis.shape[1], len(basis), random)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a weight's name, or its layer's, ends in what the pattern describes."""
+    layer = name.rpartition(".")[0]
+    return any(fnmatch(text, form) for text in (name, layer) for form in (pattern, f"*.{pattern}"))
 
 
 def _widths(context: Context) -> list[float]:

@@ -85,7 +85,9 @@ class HeteroFL(Method[HeteroFLState]):
 
     def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
         if not 0 < size.width <= context.largest.width:
-            raise MethodError(f"heterofl: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}")
+            raise MethodError(
+                f"heterofl: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}"
+            )
         return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
 
 

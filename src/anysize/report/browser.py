@@ -40,6 +40,7 @@ h3 { font-size: 14px; font-weight: 600; margin: 0; }
 .three { grid-template-columns: repeat(3, minmax(0, 1fr)); }
 .two { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .head { display: flex; justify-content: space-between; align-items: baseline; gap: 12px; }
+a { color: var(--accent); }
 .csv { font-size: 12px; color: var(--soft); text-decoration: none; border-bottom: 1px solid var(--line); }
 .csv:hover, .csv:focus-visible { color: var(--accent); border-color: currentColor; }
 .plot { width: 100%; margin-top: 6px; overflow: hidden; }
@@ -56,6 +57,7 @@ tbody th { font-weight: 600; }
 .n { text-align: right; }
 .main { font-weight: 600; }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
+.swatch { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 details { margin-top: 12px; } summary { cursor: pointer; font-weight: 600; }
 pre, code { font: 12.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre { overflow-x: auto; margin: 12px 0 0; }
@@ -63,22 +65,23 @@ pre { overflow-x: auto; margin: 12px 0 0; }
 .facts th { font-weight: 400; color: var(--soft); width: 30%; } .facts table { margin-top: 8px; }
 .notices { margin: 0; padding-left: 20px; } .notices li + li { margin-top: 4px; }
 footer { color: var(--soft); font-size: 13px; padding-top: 32px; padding-bottom: 40px; }
-@media (max-width: 860px) { .three, .two { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 960px) { .three { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 760px) { .two { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 760px) {
   header { padding-top: 24px; } main, header, footer { padding-left: 14px; padding-right: 14px; }
   th, td { padding: 6px 7px; } table { font-size: 13px; }
 }
 .paper body { background: none; font-size: 12px; }
 .paper main, .paper header, .paper footer { max-width: 680px; padding-left: 0; padding-right: 0; }
-.paper .three { grid-template-columns: repeat(3, minmax(0, 1fr)); }
-.paper .two { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+.paper .three, .paper .two { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 @media print {
   @page { margin: 14mm; }
   body { background: none; } main, header, footer { padding-left: 0; padding-right: 0; }
   header { padding-top: 0; } section { margin-top: 24px; }
   .card { break-inside: avoid; } details.card { break-inside: auto; } h2 { break-after: avoid; }
   .csv, .modebar-container { display: none; }
-  table { font-size: 9.5px; } th, td { padding: 4px 5px; } thead th { font-size: 9px; white-space: normal; }
+  table { font-size: 10.5px; } th, td { padding: 4px 5px; } thead th { font-size: 10px; }
+  .note { font-size: 11px; }
   pre { white-space: pre-wrap; }
 }
 """

@@ -25,6 +25,9 @@ ON_DARK = (0.4, 1.0)
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
 FEW_SIZES = 5  # above it, labels beside the points would cover one another
 MANY_POINTS = 40  # above it, markers would hide the line
+UNIFIED = "x unified"  # one hover box for all lines at a place, and a thin line through it
+# A thickness below zero leaves out the halo, which is meant for busy backgrounds.
+SPIKES = {"spikecolor": "var(--line)", "spikethickness": -1, "spikedash": "solid"}
 MANY_CLIENTS = 2000  # above it, single clients are too many to draw
 
 
@@ -103,9 +106,7 @@ def over_rounds(record: Record) -> Figure | None:
 
 def training_loss(record: Record) -> Figure | None:
     """The participants' training loss in every round."""
-    rows = tuple(
-        (round_.round, round_.train_loss) for round_ in record.rounds if round_.train_loss is not None
-    )
+    rows = tuple((round_.round, round_.train_loss) for round_ in record.rounds if round_.train_loss is not None)
     if not rows:
         return None
     trace = _line([row[0] for row in rows], [row[1] for row in rows], "var(--accent)", "circle")
@@ -211,7 +212,7 @@ def client_distribution(record: Record) -> Figure | None:
     trained = {group.name: group.size for group in record.start.groups}
     boxes = []
     for name in names:
-        members = [score for score in scores if score.group == name and isfinite(score.score)]
+        members = [score for score in scores if score.group == name and _finite(score.score) is not None]
         boxes.append(
             {
                 "type": "box",
@@ -335,9 +336,7 @@ def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, 
     known = [*(names or ())][:classes]
     labels = known + [str(index) for index in range(len(known), classes)]
     rows = tuple(
-        (client, label, samples)
-        for client, row in enumerate(histogram)
-        for label, samples in zip(labels, row)
+        (client, label, samples) for client, row in enumerate(histogram) for label, samples in zip(labels, row)
     )
     heat = {
         "type": "heatmap",
@@ -423,10 +422,10 @@ def _line(x: Sequence[Number | None], y: Sequence[Number | None], colour_name: s
     }
 
 
-def _spec(data: list[Spec], x_axis: Spec, y_axis: Spec, hovermode: str = "x unified") -> Spec:
+def _spec(data: list[Spec], x_axis: Spec, y_axis: Spec, hovermode: str = UNIFIED) -> Spec:
     """A figure without decoration: no frame, faint grid, legend above where there are several lines."""
     layout = {
-        "xaxis": x_axis,
+        "xaxis": {**x_axis, **SPIKES} if hovermode == UNIFIED else x_axis,
         "yaxis": y_axis,
         "hovermode": hovermode,
         "showlegend": len(data) > 1 and data[0]["type"] == "scatter",
@@ -467,8 +466,8 @@ def _axis(title: str, from_zero: bool = False) -> Spec:
 
 def _round_axis(record: Record) -> Spec:
     """Whole rounds only, from zero on."""
-    few = record.rounds[-1].round <= 10
-    return {**_axis("round", from_zero=True), **({"dtick": 1} if few else {})}
+    axis = {**_axis("round", from_zero=True), "unifiedhovertitle": {"text": "round %{x}"}}
+    return {**axis, "dtick": 1} if record.rounds[-1].round <= 10 else axis
 
 
 def _score_axis(record: Record) -> Spec:
@@ -486,7 +485,7 @@ def _ticks(values: Sequence[Number], show: Callable[[Number | None], str]) -> Sp
     """Ticks at the values themselves, as many as have room: they say more than powers of ten."""
     ordered = sorted(set(values))
     places = [log(value) if ordered[0] > 0 else value for value in ordered]
-    room = (places[-1] - places[0]) / 4.5
+    room = (places[-1] - places[0]) / 3.5
     kept = [0]
     for index in range(1, len(places) - 1):
         if min(places[index] - places[kept[-1]], places[-1] - places[index]) >= room:

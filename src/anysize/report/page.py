@@ -16,7 +16,7 @@ from typing import Any
 from anysize.report.browser import DRAW, STYLE
 from anysize.report.figures import ON_DARK, ON_LIGHT, Figure, colour, palette
 from anysize.report.record import Record
-from anysize.report.tables import Column, Table, duration
+from anysize.report.tables import Column, Table, duration, times
 
 SECTIONS = (
     ("sizes", "Sizes"),
@@ -33,9 +33,7 @@ INSTALL = "pip install 'anysize[report]'"
 def render(record: Record, tables: Sequence[Table], figures: Sequence[Figure], plotly_js: str | None) -> str:
     """The whole page; without the text of plotly.js it has the tables and says how to get the figures."""
     scripts = [] if plotly_js is None else [plotly_js, DRAW]
-    sections = [
-        _section(record, key, title, tables, figures, plotly_js is not None) for key, title in SECTIONS
-    ]
+    sections = [_section(record, key, title, tables, figures, plotly_js is not None) for key, title in SECTIONS]
     body = "\n".join(
         [
             _header(record),
@@ -78,12 +76,12 @@ def _style(record: Record) -> str:
 
 def _header(record: Record) -> str:
     start = record.start
-    clients = f"{start.partition.clients} clients" if start.partition else None
+    clients = times(start.partition.clients, "client") if start.partition else None
     facts = [
         f"<b>{html.escape(start.method)}</b>",
         f"{html.escape(start.model)} on {html.escape(start.data)}",
         clients,
-        f"{start.rounds} rounds",
+        times(max(start.rounds, _reached(record)), "round"),
         f"seed {start.seed}",
         _state(record),
     ]
@@ -91,12 +89,16 @@ def _header(record: Record) -> str:
     return f'<header>\n<h1>{html.escape(start.name)}</h1>\n<p class="what">{line}</p>\n</header>'
 
 
+def _reached(record: Record) -> int:
+    """The last round that was done; a resumed run may have gone beyond what was first asked for."""
+    return record.rounds[-1].round if record.rounds else 0
+
+
 def _state(record: Record) -> str:
     if record.finished:
         took = f" in {duration(record.seconds)}" if record.seconds is not None else ""
         return f'<span class="finished">finished{took}</span>'
-    reached = record.rounds[-1].round if record.rounds else 0
-    return f'<span class="running">running at round {reached}</span>'
+    return f'<span class="running">running at round {_reached(record)}</span>'
 
 
 def _section(
@@ -112,18 +114,13 @@ def _section(
         columns = "three" if len(narrow) == 3 else "two" if len(narrow) == 2 else ""
         parts.append(f'<div class="grid {columns}">\n{"".join(narrow)}</div>')
     if key == "sizes" and record.latest is None:
-        parts.append(
-            '<p class="note">No evaluation yet: the metrics appear after the first evaluated round.</p>'
-        )
-    return (
-        f'<section id="{key}">\n<h2>{html.escape(title)}</h2>\n{"".join(parts)}\n</section>' if parts else ""
-    )
+        parts.append('<p class="note">No evaluation yet: the metrics appear after the first evaluated round.</p>')
+    return f'<section id="{key}">\n<h2>{html.escape(title)}</h2>\n{"".join(parts)}\n</section>' if parts else ""
 
 
 def _table(record: Record, table: Table) -> str:
     head = "".join(
-        f'<th scope="col"{_class(column, record)}>{html.escape(column.heading)}</th>'
-        for column in table.columns
+        f'<th scope="col"{_class(column, record)}>{html.escape(column.heading)}</th>' for column in table.columns
     )
     rows = "".join(_row(record, table, row, size) for row, size in zip(table.rows, table.sizes))
     return (
@@ -134,9 +131,7 @@ def _table(record: Record, table: Table) -> str:
 
 
 def _row(record: Record, table: Table, row: Sequence[Any], size: str | None) -> str:
-    swatch = (
-        f'<span class="swatch" style="background: {colour(record, size)}"></span>' if size is not None else ""
-    )
+    swatch = f'<span class="swatch" style="background: {colour(record, size)}"></span>' if size is not None else ""
     cells = [f'<th scope="row">{swatch}{html.escape(table.columns[0].show(row[0]))}</th>']
     cells += [
         f"<td{_class(column, record)}{_exact(column, value)}>{html.escape(column.show(value))}</td>"
@@ -152,11 +147,7 @@ def _class(column: Column, record: Record) -> str:
 
 def _exact(column: Column, value: Any) -> str:
     """The exact value as the cell's title, where the shown one is rounded."""
-    return (
-        f' title="{html.escape(str(value))}"'
-        if value is not None and column.show(value) != str(value)
-        else ""
-    )
+    return f' title="{html.escape(str(value))}"' if value is not None and column.show(value) != str(value) else ""
 
 
 def _figure(figure: Figure) -> str:
@@ -176,11 +167,7 @@ def _csv_link(name: str) -> str:
 
 def _json(value: object) -> str:
     """JSON that cannot end the script element that holds it."""
-    return (
-        json.dumps(value, allow_nan=False, separators=(",", ":"))
-        .replace("<", "\\u003c")
-        .replace("&", "\\u0026")
-    )
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
 
 
 def _without_plotly(figures: Sequence[Figure]) -> str:
@@ -188,16 +175,14 @@ def _without_plotly(figures: Sequence[Figure]) -> str:
         f'<a href="report/{figure.name}.csv" download>{html.escape(figure.title)}</a>' for figure in figures
     )
     data = f" Their values: {links}." if links else ""
-    return f'<p class="note">Figures need Plotly: <code>{html.escape(INSTALL)}</code>.{data}</p>'
+    return f'<p class="note">Figures need Plotly: <code>{html.escape(INSTALL, quote=False)}</code>.{data}</p>'
 
 
 def _notices(notices: Sequence[str]) -> str:
     if not notices:
         return ""
     items = "".join(f"<li>{html.escape(notice)}</li>" for notice in notices)
-    return (
-        f'<section>\n<h2>Notices</h2>\n<div class="card"><ul class="notices">{items}</ul></div>\n</section>'
-    )
+    return f'<section>\n<h2>Notices</h2>\n<div class="card"><ul class="notices">{items}</ul></div>\n</section>'
 
 
 def _appendix(record: Record) -> str:

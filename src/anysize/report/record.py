@@ -7,9 +7,11 @@ line that is torn is left out; any other damage is an error that names the file 
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,14 +130,14 @@ class Round(Entry):
 
 
 class ClientScore(Entry):
-    """One client's metric on its own held-out samples: a line of clients.csv."""
+    """One client's metric on its own held-out samples, None if it has none: a line of clients.csv."""
 
     round: int
     client: str
     group: str
     size: str
-    samples: Number
-    score: float
+    samples: Number | None
+    score: float | None
 
 
 @dataclass(frozen=True)
@@ -160,14 +162,14 @@ class Record:
     config: str | None = None
     environment: Mapping[str, Any] | None = None
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         """The sizes, smallest first; one that was evaluated without being announced comes last."""
         announced = [size.label for size in self.start.sizes]
         measured = [label for round_ in self.evaluated for label in round_.scores]
         return list(dict.fromkeys(announced + measured))
 
-    @property
+    @cached_property
     def evaluated(self) -> list[Round]:
         """The rounds after which the sizes were evaluated."""
         return [round_ for round_ in self.rounds if round_.scores]
@@ -232,9 +234,7 @@ def read(directory: Path) -> Record:
             case "end":
                 finished, seconds = True, _checked(_End, event, where).seconds
     if start is None:
-        raise CheckpointError(
-            f"{path} has no start event: it is not the record of a run, or the run has not begun"
-        )
+        raise CheckpointError(f"{path} has no start event: it is not the record of a run, or the run has not begun")
     ordered = tuple(rounds[number] for number in sorted(rounds))
     return Record(
         start=start,
@@ -290,8 +290,7 @@ def _checked(kind: type[Model], values: Mapping[str, Any], where: str) -> Model:
         return kind.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors(include_url=False)
         )
         raise CheckpointError(f"{where} is damaged: {problems}") from None
 
@@ -315,11 +314,15 @@ def _client_scores(path: Path, metric: str, rounds: tuple[Round, ...]) -> tuple[
     if text is None or not rounds:
         return ()
     # Every whole line ends in a newline: what follows the last one was torn.
-    reader = csv.DictReader(text[: text.rfind("\n") + 1].split("\n")[:-1])
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+    if metric not in (reader.fieldnames or [metric]):
+        raise CheckpointError(f"{path} has no column '{metric}', the metric of this run: another run wrote it")
     latest: dict[tuple[str, str], ClientScore] = {}
     newest = -1
     for row in _rows(reader, path):
-        score = _checked(ClientScore, {**row, "score": row.get(metric)}, f"{path}, line {reader.line_num}")
+        filled = {key: value or None for key, value in row.items() if key is not None}
+        where = f"{path}, line {reader.line_num}"
+        score = _checked(ClientScore, {**filled, "score": filled.get(metric)}, where)
         if not newest <= score.round <= rounds[-1].round:
             continue
         if score.round > newest:

@@ -108,6 +108,15 @@ def duration(seconds: Number) -> str:
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
 
 
+def times(number: int, noun: str) -> str:
+    """A number of things, in the singular or plural.
+
+    >>> times(1, "round"), times(30, "round")
+    ('1 round', '30 rounds')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 COSTS = (
     Column("parameters", "parameters", count),
     Column("macs", "MACs", count),
@@ -181,11 +190,9 @@ def groups(record: Record) -> Table | None:
     )
     caption = (
         "Costs are of one client, as above. Took part: how often a client of the group did, over "
-        f"{len(record.rounds)} rounds. Samples: those that they trained on, added up over the rounds."
+        f"{times(len(record.rounds), 'round')}. Samples: those that they trained on, added up over the rounds."
     )
-    return _without_empty(
-        Table("groups", caption, columns, tuple(rows), tuple(row_sizes)), ["capacity", "budget"]
-    )
+    return _without_empty(Table("groups", caption, columns, tuple(rows), tuple(row_sizes)), ["capacity", "budget"])
 
 
 def client_metrics(record: Record) -> Table | None:
@@ -196,9 +203,7 @@ def client_metrics(record: Record) -> Table | None:
     latest, metric = measured[-1], record.start.metric
     trained = {group.name: group.size for group in record.start.groups}
     scores = latest.client_metrics
-    show = decimals(
-        value for score in scores.values() for value in (score.mean, score.worst_decile, score.spread)
-    )
+    show = decimals(value for score in scores.values() for value in (score.mean, score.worst_decile, score.spread))
     columns = (
         Column("group", "group", text, numeric=False),
         Column("clients", "clients", text),
@@ -206,9 +211,7 @@ def client_metrics(record: Record) -> Table | None:
         Column("worst_decile", "worst decile", show),
         Column("spread", "spread", show),
     )
-    rows = tuple(
-        (name, score.clients, score.mean, score.worst_decile, score.spread) for name, score in scores.items()
-    )
+    rows = tuple((name, score.clients, score.mean, score.worst_decile, score.spread) for name, score in scores.items())
     caption = (
         f"Measured after round {latest.round}, by each client on samples that it never trained on. "
         "Mean, worst decile and spread are over the clients of the group."

@@ -1,0 +1,586 @@
+"""The report: numbers in tables and CSVs are those of the files, and the page is whole and safe."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anysize import report
+from anysize.errors import CheckpointError
+from anysize.report.figures import ON_DARK, ON_LIGHT, build, palette
+from anysize.report.record import read
+
+LABELS = ["0.25", "0.5", "1.0"]
+PARAMETERS = [33_482, 1_219_594, 11_173_962]
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+def cost(index: int) -> dict[str, int]:
+    return {
+        "parameters": PARAMETERS[index],
+        "macs": 1000 * (index + 1),
+        "training_macs": 3000 * (index + 1),
+        "activation_bytes": 64_000_000 + index,
+        "bytes_down": 1_234_567 + index,
+        "bytes_up": 765_433 + index,
+    }
+
+
+def start(**changes: Any) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "event": "start",
+        "name": "demo",
+        "method": "flanc",
+        "method_options": {"orthogonality": 10.0},
+        "model": "small-cnn",
+        "data": "digits",
+        "rounds": 4,
+        "seed": 7,
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "sizes": [{"label": label, "width": float(label), **cost(i)} for i, label in enumerate(LABELS)],
+        "groups": [
+            {"name": f"group {label}", "label": label, "size": label, "clients": 2, "capacity": float(label)}
+            | {"budget": None, **cost(i)}
+            for i, label in enumerate(LABELS)
+        ],
+        "partition": {
+            "clients": 4,
+            "classes": 3,
+            "class_names": ["cat", "dog", "eel"],
+            "samples": [10, 11, 12, 13],
+            "histogram": [[10, 0, 0], [0, 11, 0], [0, 0, 12], [5, 5, 3]],
+        },
+        "notices": ["one notice"],
+    }
+    return event | changes
+
+
+def round_event(
+    number: int, metric: str = "accuracy", scores: list[float] | None = None, **more: Any
+) -> dict[str, Any]:
+    """A round in which client 0 of the small group and client 2 of the large one took part."""
+    event: dict[str, Any] = {
+        "event": "round",
+        "round": number,
+        "train_loss": 2.0 / number,
+        "bytes_down": 100 * number,
+        "bytes_up": 10 * number,
+        "seconds": 1.0,
+        "clients": [
+            {"client": 0, "group": "group 0.25", "size": "0.25", "samples": 10, "loss": 1.0},
+            {"client": 2, "group": "group 1.0", "size": "1.0", "samples": 12, "loss": 1.0},
+        ],
+    }
+    if scores is not None:
+        event[metric] = dict(zip(LABELS, scores))
+        event["metrics"] = {label: {metric: score, "loss": score / 3} for label, score in zip(LABELS, scores)}
+    return event | more
+
+
+END = {"event": "end", "round": 4, "seconds": 41.0}
+FINISHED = [
+    start(),
+    round_event(1),
+    round_event(2, scores=[0.5, 0.6, 0.7], virtual_seconds=1.5),
+    round_event(3),
+    round_event(4, scores=[0.1 + 0.2, 0.9123456789, 0.8]),
+    END,
+]
+
+
+def save(directory: Path, events: list[dict[str, Any]]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (directory / "events.jsonl").write_text(lines, encoding="utf-8")
+    return directory
+
+
+def rows(directory: Path, name: str) -> list[dict[str, str]]:
+    with (directory / "report" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and keeps what a test asks about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[list[tuple[str, str | None]]] = []
+        self.words: list[str] = []
+        self.specs: dict[str, Any] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append(("", dict(attrs).get("title")))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        inside = self.open[-1] if self.open else ""
+        if inside == "script" and self.tags[-1][1].get("type") == "application/json":
+            self.specs[str(self.tags[-1][1]["id"])] = json.loads(data)
+        if inside in ("script", "style"):
+            return
+        self.words.append(data)
+        if "td" in self.open or "th" in self.open:
+            shown, title = self.cells[-1][-1]
+            self.cells[-1][-1] = (shown + data, title)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+    def row(self, first: str) -> list[tuple[str, str | None]]:
+        """The cells of the first row that begins so."""
+        return next(cells for cells in self.cells if cells[0][0] == first)
+
+
+def page_of(directory: Path) -> Page:
+    return Page(report.write(directory).read_text(encoding="utf-8"))
+
+
+def test_the_sizes_csv_has_every_digit_of_the_last_evaluation(tmp_path: Path) -> None:
+    report.write(save(tmp_path, FINISHED))
+    sizes = rows(tmp_path, "sizes")
+    assert [row["size"] for row in sizes] == LABELS
+    assert [float(row["accuracy"]) for row in sizes] == [0.1 + 0.2, 0.9123456789, 0.8]
+    assert [float(row["loss"]) for row in sizes] == [(0.1 + 0.2) / 3, 0.9123456789 / 3, 0.8 / 3]
+    for index, row in enumerate(sizes):
+        assert {key: int(row[key]) for key in cost(index)} == cost(index)
+
+
+def test_the_size_table_shows_human_units_and_keeps_the_exact_number_in_the_title(tmp_path: Path) -> None:
+    shown = page_of(save(tmp_path, FINISHED)).row("0.5")
+    plain = [(text.replace("\N{NARROW NO-BREAK SPACE}", " "), title) for text, title in shown]
+    assert plain == [
+        ("0.5", None),
+        ("1.22 M", "1219594"),
+        ("2.00 K", "2000"),
+        ("6.00 K", "6000"),
+        ("64.0 MB", "64000001"),
+        ("1.23 MB", "1234568"),
+        ("765 kB", "765434"),
+        ("0.9123", "0.9123456789"),
+        ("0.3041", str(0.9123456789 / 3)),
+    ]
+
+
+def test_the_best_round_is_not_shown_where_the_last_is_worse(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    assert page.row("0.25")[7] == ("0.3000", "0.30000000000000004")  # it was 0.5 two rounds earlier
+
+
+def test_the_curve_over_rounds_has_the_values_of_its_csv(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    expected = {
+        (event["round"], label): score for event in FINISHED for label, score in event.get("accuracy", {}).items()
+    }
+    table = rows(tmp_path, "over-rounds")
+    assert {(int(row["round"]), row["size"]): float(row["accuracy"]) for row in table} == expected
+    assert list(table[0]) == ["round", "size", "accuracy", "loss"]
+    curves = page.specs["spec-over-rounds"]["data"]
+    drawn = {(x, curve["name"]): y for curve in curves for x, y in zip(curve["x"], curve["y"])}
+    assert drawn == expected
+
+
+@pytest.mark.parametrize(
+    "name, of",
+    [
+        ("parameters", lambda size: size["parameters"]),
+        ("macs", lambda size: size["macs"]),
+        ("bytes", lambda size: size["bytes_down"] + size["bytes_up"]),
+    ],
+)
+def test_costs_are_drawn_on_a_logarithmic_axis_against_the_last_evaluation(tmp_path: Path, name: str, of: Any) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    last = FINISHED[4]["accuracy"]
+    expected = [(size["label"], of(size), last[size["label"]]) for size in FINISHED[0]["sizes"]]
+    table = rows(tmp_path, f"against-{name}")
+    assert [(row["size"], int(row[name]), float(row["accuracy"])) for row in table] == expected
+    spec = page.specs[f"spec-against-{name}"]
+    assert spec["layout"]["xaxis"]["type"] == "log"
+    assert list(zip(spec["data"][0]["x"], spec["data"][0]["y"])) == [(x, y) for _, x, y in expected]
+
+
+def test_traffic_adds_up_over_all_rounds_also_those_without_evaluation(tmp_path: Path) -> None:
+    report.write(save(tmp_path, FINISHED))
+    table = rows(tmp_path, "against-traffic")
+    at = {int(row["round"]): int(row["bytes"]) for row in table}
+    assert at == {2: 110 + 220, 4: 110 + 220 + 330 + 440}
+
+
+def test_virtual_time_adds_up_and_ends_where_a_round_has_none(tmp_path: Path) -> None:
+    timed = [
+        start(),
+        *(round_event(n, scores=[0.1, 0.2, 0.3], virtual_seconds=n * 0.5) for n in (1, 2)),
+        round_event(3),
+    ]
+    timed.append(round_event(4, scores=[0.1, 0.2, 0.3], virtual_seconds=9.0))
+    report.write(save(tmp_path, timed))
+    assert {int(row["round"]): float(row["virtual_seconds"]) for row in rows(tmp_path, "against-virtual-time")} == {
+        1: 0.5,
+        2: 1.5,
+    }
+
+
+def test_there_is_no_figure_of_virtual_time_without_speeds(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, [start(), round_event(1, scores=[0.1, 0.2, 0.3])]))
+    assert "spec-against-virtual-time" not in page.specs
+    assert not (tmp_path / "report" / "against-virtual-time.csv").exists()
+
+
+def test_groups_count_participations_and_samples(tmp_path: Path) -> None:
+    report.write(save(tmp_path, FINISHED))
+    table = {row["group"]: row for row in rows(tmp_path, "groups")}
+    counts = {name: (int(row["participations"]), int(row["samples"])) for name, row in table.items()}
+    assert counts == {"group 0.25": (4, 40), "group 0.5": (0, 0), "group 1.0": (4, 48)}
+    assert table["group 1.0"]["size"] == "1.0"
+    assert int(table["group 1.0"]["bytes_up"]) == cost(2)["bytes_up"]
+    assert "budget" not in table["group 1.0"]
+
+
+def test_a_group_whose_devices_changed_size_says_how_often(tmp_path: Path) -> None:
+    parts = [{"client": 0, "group": "group 0.25", "size": size, "samples": 1} for size in ("0.25", "0.5", "0.5")]
+    report.write(save(tmp_path, [start(), round_event(1, clients=parts)]))
+    assert rows(tmp_path, "groups")[0]["size"] == "0.25 (1×), 0.5 (2×)"
+
+
+def test_a_group_that_was_not_announced_is_counted(tmp_path: Path) -> None:
+    parts = [{"client": 0, "group": "late", "size": "0.25", "samples": 5}]
+    report.write(save(tmp_path, [start(), round_event(1, clients=parts)]))
+    late = rows(tmp_path, "groups")[-1]
+    assert (late["group"], late["participations"], late["samples"], late["parameters"]) == ("late", "1", "5", "")
+
+
+def test_budgets_are_shown_in_units(tmp_path: Path) -> None:
+    group = {"name": "camera", "size": "0.25", "clients": 3, "capacity": None} | cost(0)
+    one_group = start(groups=[group | {"budget": {"activation_bytes": 64_000_000, "macs": 5e6}}])
+    page = page_of(save(tmp_path, [one_group]))
+    words = page.row("camera")[3][0].replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert words == "activations ≤ 64.0 MB, MACs ≤ 5.00 M"
+    assert json.loads(rows(tmp_path, "groups")[0]["budget"]) == {"activation_bytes": 64_000_000, "macs": 5e6}
+
+
+def test_a_repeated_round_counts_once_and_the_last_one_counts(tmp_path: Path) -> None:
+    events = [
+        start(),
+        round_event(1, scores=[0.1, 0.1, 0.1]),
+        round_event(2, scores=[0.2, 0.2, 0.2]),
+        {"event": "resume", "round": 1},
+        round_event(2, scores=[0.3, 0.3, 0.3]),
+        END,
+    ]
+    report.write(save(tmp_path, events))
+    over = {(row["round"], row["size"]): float(row["accuracy"]) for row in rows(tmp_path, "over-rounds")}
+    assert over == {("1", label): 0.1 for label in LABELS} | {("2", label): 0.3 for label in LABELS}
+    assert [row["participations"] for row in rows(tmp_path, "groups")] == ["2", "0", "2"]
+    assert {row["bytes"] for row in rows(tmp_path, "against-traffic")} == {"110", "330"}
+
+
+def test_rounds_after_the_state_a_run_was_resumed_from_are_left_out(tmp_path: Path) -> None:
+    events = [start(), round_event(1), round_event(2, scores=[0.2, 0.2, 0.2]), {"event": "resume", "round": 1}]
+    page = page_of(save(tmp_path, events))
+    assert "running at round 1" in page.text
+    assert "No evaluation yet" in page.text
+
+
+def test_the_head_says_what_was_run_and_that_it_ended(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    for words in ("demo", "flanc", "small-cnn on digits", "4 clients", "4 rounds", "seed 7", "finished in 41.0 s"):
+        assert words in page.text
+    assert "one notice" in page.text
+
+
+def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, [*FINISHED, {"event": "resume", "round": 4}, round_event(5)]))
+    assert "running at round 5" in page.text
+    assert "5 rounds" in page.text
+    assert "finished" not in page.text
+
+
+def test_a_run_without_rounds_has_its_costs_and_its_partition(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, [start()]))
+    assert set(page.specs) == {"spec-labels", "spec-samples"}
+    assert page.row("0.25")[7] == ("–", None)
+    assert "running at round 0" in page.text
+
+
+def test_a_run_without_evaluations_shows_its_training_loss(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, [start(), round_event(1), round_event(2)]))
+    assert page.specs["spec-training-loss"]["data"][0]["y"] == [2.0, 1.0]
+    assert "spec-over-rounds" not in page.specs
+    assert "No evaluation yet" in page.text
+
+
+def test_perplexity_is_said_to_be_better_when_lower(tmp_path: Path) -> None:
+    plain = start(metric="perplexity", higher_is_better=False, partition={"clients": 9, "samples": [1] * 3})
+    scores = [123.456789, 99.5, 12.25]
+    page = page_of(save(tmp_path, [plain, round_event(1, metric="perplexity", scores=scores)]))
+    assert "lower perplexity is better" in page.text
+    assert "higher" not in page.text.lower()
+    assert "Perplexity over rounds" in page.text
+    assert page.row("0.25")[7] == ("123.46", "123.456789")
+    assert [float(row["perplexity"]) for row in rows(tmp_path, "sizes")] == scores
+    assert "spec-labels" not in page.specs
+    assert "The first 3 of 9 clients." in page.text
+
+
+def test_one_size_and_one_group_are_enough(tmp_path: Path) -> None:
+    only = start(sizes=start()["sizes"][:1], groups=start()["groups"][:1], partition=None)
+    page = page_of(save(tmp_path, [only, round_event(1, scores=[0.5])]))
+    assert page.row("0.25")[7][0] == "0.5000"
+    assert "spec-over-rounds" in page.specs
+
+
+def test_the_partition_is_the_histogram_of_the_start_event(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    histogram = FINISHED[0]["partition"]["histogram"]
+    names = FINISHED[0]["partition"]["class_names"]
+    table = {(int(row["client"]), row["class"]): int(row["samples"]) for row in rows(tmp_path, "labels")}
+    assert table == {(i, name): row[k] for i, row in enumerate(histogram) for k, name in enumerate(names)}
+    assert page.specs["spec-labels"]["data"][0]["z"] == [list(column) for column in zip(*histogram)]
+    assert [int(row["samples"]) for row in rows(tmp_path, "samples")] == [10, 11, 12, 13]
+
+
+def test_clients_own_metrics_come_from_the_latest_round(tmp_path: Path) -> None:
+    scores = {"group 0.25": {"mean": 0.812345, "worst_decile": 0.6, "spread": 0.1, "clients": 2}}
+    events = [*FINISHED[:4], round_event(4, scores=[0.1, 0.2, 0.3], client_metrics=scores)]
+    lines = [
+        "round,client,group,size,samples,accuracy,loss",
+        "2,0,group 0.25,0.25,3,0.1,1.0",
+        "4,0,group 0.25,0.25,3,0.7,1.0",
+        "4,1,group 0.25,0.25,4,0.8,1.0",
+        "4,0,group 0.25,0.25,3,0.75,1.0",  # a resumed run wrote it again
+        "5,0,group 0.25,0.25,3,0.9,1.0",  # no such round in the events
+        "4,1,group 0.25,0.25,4,0.",  # torn
+    ]
+    save(tmp_path, events)
+    (tmp_path / "clients.csv").write_text("\n".join(lines))
+    page = page_of(tmp_path)
+    table = [
+        (row["round"], row["client"], row["samples"], row["accuracy"]) for row in rows(tmp_path, "client-distribution")
+    ]
+    assert table == [("4", "0", "3", "0.75"), ("4", "1", "4", "0.8")]
+    assert [float(rows(tmp_path, "client-metrics")[0][key]) for key in ("mean", "worst_decile", "spread")] == [
+        0.812345,
+        0.6,
+        0.1,
+    ]
+    assert "Clients’ own held-out data" in page.text
+
+
+def test_a_damaged_line_of_clients_csv_is_named(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED)
+    (tmp_path / "clients.csv").write_text("round,client,group,size,samples,accuracy,loss\n4,0,a,0.25,3,good,1\n")
+    with pytest.raises(CheckpointError, match=r"clients\.csv, line 2 is damaged: score"):
+        report.write(tmp_path)
+
+
+def test_a_client_without_held_out_samples_is_listed_and_not_drawn(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED)
+    (tmp_path / "clients.csv").write_text(
+        "round,client,group,size,samples,accuracy,loss\r\n4,0,group 0.25,0.25,0,,\r\n4,1,group 0.25,0.25,3,0.5,1\r\n"
+    )
+    page = page_of(tmp_path)
+    assert [row["accuracy"] for row in rows(tmp_path, "client-distribution")] == ["", "0.5"]
+    assert page.specs["spec-client-distribution"]["data"][0]["y"] == [0.5]
+
+
+def test_a_clients_csv_of_another_metric_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED)
+    (tmp_path / "clients.csv").write_text("round,client,group,size,samples,perplexity,loss\n")
+    with pytest.raises(CheckpointError, match="no column 'accuracy'"):
+        report.write(tmp_path)
+
+
+def test_a_metric_that_is_not_finite_leaves_a_gap_in_the_curve_and_stays_in_the_csv(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, [start(), round_event(1, scores=[math.nan, math.inf, 0.5])]))
+    assert [curve["y"] for curve in page.specs["spec-over-rounds"]["data"]] == [[None], [None], [0.5]]
+    assert [row["accuracy"] for row in rows(tmp_path, "sizes")] == ["nan", "inf", "0.5"]
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED[:3])
+    path = tmp_path / "events.jsonl"
+    whole = path.read_bytes()
+    torn = json.dumps(round_event(3, note="é"), ensure_ascii=False).encode()
+    for cut in (1, 20, torn.index("é".encode()) + 1):
+        path.write_bytes(whole + torn[:cut])
+        assert report.read_events(path) == FINISHED[:3]
+    assert "running at round 2" in page_of(tmp_path).text
+
+
+@pytest.mark.parametrize("damage", [b"{not json", b"[1, 2]", b'{"round": 3}', b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, damage: bytes) -> None:
+    path = save(tmp_path, FINISHED) / "events.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = damage
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(CheckpointError, match=r"events\.jsonl, line 3 is damaged"):
+        report.read_events(path)
+
+
+def test_a_value_of_the_wrong_kind_is_an_error_that_lists_all_of_them(tmp_path: Path) -> None:
+    save(tmp_path, [start(rounds="many", seed="x"), round_event(1)])
+    with pytest.raises(CheckpointError, match=r"line 1 is damaged: rounds: .*; seed: "):
+        report.write(tmp_path)
+
+
+def test_unknown_events_and_keys_are_ignored(tmp_path: Path) -> None:
+    later = [{"event": "weather", "rain": True}]
+    assert read(save(tmp_path, [start(new=1), *later, round_event(1, new=[2])])).rounds[0].round == 1
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot read .*events\.jsonl.*anysize run"):
+        report.write(tmp_path)
+    save(tmp_path, [round_event(1)])
+    with pytest.raises(CheckpointError, match="no start event"):
+        report.write(tmp_path)
+
+
+def test_a_damaged_environment_is_named(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED)
+    (tmp_path / "environment.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match=r"environment\.json is damaged"):
+        report.write(tmp_path)
+
+
+HOSTILE = "</title></script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&lt;%{x}"
+
+
+def hostile_run(directory: Path) -> Path:
+    group = {"name": HOSTILE, "size": HOSTILE, "clients": 1, "budget": {HOSTILE: 1}} | cost(0)
+    begin = start(
+        name=HOSTILE,
+        method=HOSTILE,
+        model=HOSTILE,
+        data=HOSTILE,
+        metric=HOSTILE,
+        sizes=[{"label": HOSTILE, **cost(0)}],
+        groups=[group],
+        notices=[HOSTILE],
+        partition={"clients": 1, "class_names": [HOSTILE], "samples": [1], "histogram": [[1]]},
+    )
+    own = {HOSTILE: {"mean": 0.5, "worst_decile": 0.5, "spread": 0.0, "clients": 1}}
+    event = round_event(1, client_metrics=own) | {HOSTILE: {HOSTILE: 0.5}, "metrics": {HOSTILE: {HOSTILE: 0.5}}}
+    save(directory, [begin, event])
+    (directory / "config.toml").write_text(f"name = '''{HOSTILE}'''")
+    (directory / "environment.json").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))
+    with (directory / "clients.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", "client", "group", "size", "samples", HOSTILE, "loss"])
+        writer.writerow([1, HOSTILE, HOSTILE, HOSTILE, 1, 0.5, 0.5])
+    return directory
+
+
+def test_everything_that_comes_from_files_is_escaped(tmp_path: Path) -> None:
+    page = page_of(hostile_run(tmp_path))
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert len([attributes for attributes in scripts if not attributes]) == 2  # plotly.js and the page's own
+    assert page.text.count(HOSTILE) >= 9  # readers see the names as they are
+    assert HOSTILE in page.row(HOSTILE)[0][0]
+
+
+def test_plotly_is_given_no_tag_and_no_template_from_files(tmp_path: Path) -> None:
+    for figure in build(read(hostile_run(tmp_path))):
+        text = json.dumps(figure.spec)
+        assert "<script" not in text
+        assert "<img" not in text
+        assert not re.search(r"&amp;lt;%\{x\}", text)
+
+
+def test_only_the_pages_own_scripts_may_run_and_nothing_is_fetched(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    policy = next(a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv"))
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert re.findall(r"script-src ([^;]*)", policy)[0].count("'sha256-") == 2
+    assert not any("src" in attributes for _, attributes in page.tags)
+    links = [attributes["href"] for tag, attributes in page.tags if "href" in attributes]
+    assert links
+    assert all((tmp_path / str(link)).is_file() for link in links)
+
+
+def test_every_figure_and_table_links_to_its_csv(tmp_path: Path) -> None:
+    page = page_of(save(tmp_path, FINISHED))
+    links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    written = {f"report/{path.name}" for path in (tmp_path / "report").iterdir()}
+    assert links == written
+    assert {f"report/{name.removeprefix('spec-')}.csv" for name in page.specs} <= written
+
+
+def test_every_figure_is_one_that_plotly_accepts(tmp_path: Path) -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for figure in build(read(save(tmp_path, FINISHED))):
+        drawn = graph_objects.Figure(figure.spec)
+        assert len(drawn.data) == len(figure.spec["data"])
+
+
+def test_without_plotly_the_page_has_its_tables_and_says_how_to_get_the_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page = page_of(save(tmp_path, FINISHED))
+    assert page.text.count("pip install 'anysize[report]'") == 1
+    assert page.row("0.5")[7] == ("0.9123", "0.9123456789")
+    assert not page.specs
+    assert not any(tag == "script" for tag, _ in page.tags)
+    assert (tmp_path / "report" / "over-rounds.csv").is_file()
+
+
+def test_config_and_environment_are_on_the_page(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED)
+    (tmp_path / "config.toml").write_text("[data]\nname = 'digits & more'\n")
+    (tmp_path / "environment.json").write_text(json.dumps({"torch": "2.13", "hardware": {"cores": 2}}))
+    page = page_of(tmp_path)
+    assert "[data] name = 'digits & more'" in page.text
+    assert page.row("hardware.cores") == [("hardware.cores", None), ("2", None)]
+
+
+def test_the_same_files_give_the_same_report_and_leave_nothing_else(tmp_path: Path) -> None:
+    save(tmp_path, FINISHED)
+    first = report.write(tmp_path).read_bytes()
+    assert report.write(tmp_path).read_bytes() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "report", "report.html"]
+    assert all(path.suffix == ".csv" for path in (tmp_path / "report").iterdir())
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by the definition of the web's accessibility guidelines."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("sizes", [1, 2, 4, 9])
+def test_size_colours_stand_out_from_the_page_and_are_in_order_of_lightness(sizes: int) -> None:
+    on_white = [1.05 / (luminance(colour) + 0.05) for colour in palette(sizes, ON_LIGHT)]
+    on_dark = [(luminance(colour) + 0.05) / (luminance("#191d23") + 0.05) for colour in palette(sizes, ON_DARK)]
+    for contrast in (on_white, on_dark):
+        assert len(contrast) == sizes
+        assert min(contrast) >= 3
+        assert contrast == sorted(contrast)
