@@ -15,7 +15,8 @@ import pytest
 
 from anysize import report
 from anysize.errors import CheckpointError
-from anysize.report.figures import ON_DARK, ON_LIGHT, build, palette
+from anysize.report.figures import ON_DARK, ON_LIGHT, Figure, build, palette
+from anysize.report.page import render
 from anysize.report.record import read
 
 LABELS = ["0.25", "0.5", "1.0"]
@@ -185,9 +186,13 @@ def test_the_size_table_shows_human_units_and_keeps_the_exact_number_in_the_titl
     ]
 
 
-def test_the_best_round_is_not_shown_where_the_last_is_worse(tmp_path: Path) -> None:
-    page = page_of(save(tmp_path, FINISHED))
-    assert page.row("0.25")[7] == ("0.3000", "0.30000000000000004")  # it was 0.5 two rounds earlier
+def test_the_last_evaluation_is_shown_also_where_an_earlier_one_was_better(tmp_path: Path) -> None:
+    page = page_of(
+        save(tmp_path, [start(), round_event(1, scores=[0.9, 0.9, 0.9]), round_event(2, scores=[0.5, 0.4, 0.3])])
+    )
+    assert [page.row(label)[7][0] for label in LABELS] == ["0.5000", "0.4000", "0.3000"]
+    assert [row["accuracy"] for row in rows(tmp_path, "against-macs")] == ["0.5", "0.4", "0.3"]
+    assert "after round 2" in page.text
 
 
 def test_the_curve_over_rounds_has_the_values_of_its_csv(tmp_path: Path) -> None:
@@ -510,6 +515,12 @@ def test_plotly_is_given_no_tag_and_no_template_from_files(tmp_path: Path) -> No
         assert "<script" not in text
         assert "<img" not in text
         assert not re.search(r"&amp;lt;%\{x\}", text)
+
+
+def test_a_specification_cannot_end_the_element_that_holds_it(tmp_path: Path) -> None:
+    figure = Figure("raw", "rounds", "raw", "", (), (), {"text": "</script><!--&amp;"})
+    page = Page(render(read(save(tmp_path, FINISHED)), [], [figure], "0;"))
+    assert page.specs == {"spec-raw": {"text": "</script><!--&amp;"}}
 
 
 def test_only_the_pages_own_scripts_may_run_and_nothing_is_fetched(tmp_path: Path) -> None:

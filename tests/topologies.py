@@ -480,3 +480,149 @@ class Positions(nn.Module):
 @topology(2, 5, integers=11)
 def small_gpt() -> nn.Module:
     return Positions()
+
+
+class SizesFromTheStream(nn.Module):
+    """The head size and the merged size come from the stream's own width, and values get a learned bias per head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+        self.into, self.qkv, self.out = nn.Linear(5, 16), nn.Linear(16, 48), nn.Linear(16, 3)
+        self.table = nn.Parameter(torch.zeros(9, 2))
+        self.register_buffer("places", torch.arange(16).remainder(9).reshape(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        batch, time, width = x.shape
+        shape = (batch, time, 3, self.heads, width // self.heads)
+        q, k, v = self.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.table[self.places.view(-1)].view(time, time, -1).permute(2, 0, 1)
+        scores = (q @ k.transpose(-2, -1) + bias).softmax(-1)
+        return self.out(x + (scores @ v).transpose(1, 2).reshape(batch, time, width))
+
+
+@topology(2, 4, 5)
+def sizes_from_the_stream() -> nn.Module:
+    return SizesFromTheStream()
+
+
+class RotaryShared(nn.Module):
+    """Fewer key heads than query heads, rotated by tables of half a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.pairs, self.size = 4, 2, 8
+        self.into, self.out = nn.Linear(5, 16), nn.Linear(32, 3)
+        self.q, self.k, self.v = nn.Linear(16, 32), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.register_buffer("cos", torch.ones(9, 4))
+        self.register_buffer("sin", torch.ones(9, 4))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        batch, time, _ = x.shape
+        q = self.q(x).view(batch, time, self.heads, self.size).transpose(1, 2)
+        k, v = (layer(x).view(batch, time, self.pairs, self.size).transpose(1, 2) for layer in (self.k, self.v))
+        k, v = (part.repeat_interleave(self.heads // self.pairs, 1) for part in (self.rotate(k), v))
+        mixed = F.scaled_dot_product_attention(self.rotate(q), k, v)
+        return self.out(mixed.transpose(1, 2).reshape(batch, time, self.heads * self.size))
+
+
+@topology(2, 6, 5)
+def rotary_shared_keys() -> nn.Module:
+    return RotaryShared()
+
+
+class Cosine(nn.Module):
+    """Normalised features against normalised prototypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.prototypes = nn.Linear(5, 8), nn.Parameter(torch.zeros(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.normalize(self.into(x)), F.normalize(self.prototypes))
+
+
+@topology(2, 5)
+def cosine() -> nn.Module:
+    return Cosine()
+
+
+class Mixer(nn.Module):
+    """Mixing over places, then over channels; a depthwise convolution and a scale per channel before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.near = nn.Conv2d(3, 8, 2, stride=2), conv(8, 8, groups=8)
+        self.scale, self.norm = nn.Parameter(torch.zeros(8)), nn.LayerNorm(8)
+        self.places, self.back = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.channels, self.out = nn.Linear(8, 10), nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x)
+        x = (x + (self.near(x).permute(0, 2, 3, 1) * self.scale).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
+        x = x + self.back(self.places(self.norm(x).transpose(1, 2)).relu()).transpose(1, 2)
+        return self.out(self.channels(x).relu().mean(1))
+
+
+@topology(2, 3, 4, 4)
+def mixer() -> nn.Module:
+    return Mixer()
+
+
+class PaddedShortcut(nn.Module):
+    """A shortcut that pads channels with zeros: those of the sum that it does not reach stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.fc = conv(3, 8), conv(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.fc((self.second(x) + F.pad(x, (0, 0, 0, 0, 4, 4))).mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def padded_shortcut() -> nn.Module:
+    return PaddedShortcut()
+
+
+class Film(nn.Module):
+    """Features scaled and shifted by two halves of another projection; a bilinear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.film, self.pair = conv(3, 8), nn.Linear(3, 16), nn.Bilinear(8, 8, 5)
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self.film(x.mean((2, 3)))[:, :, None, None].chunk(2, 1)
+        pooled = (self.conv(x) * scale + shift).amax((2, 3))
+        return self.fc(self.pair(pooled, pooled))
+
+
+@topology(2, 3, 4, 4)
+def film() -> nn.Module:
+    return Film()
+
+
+class Translate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target, self.out = nn.Linear(5, 16), nn.Linear(5, 16), nn.Linear(16, 3)
+        self.transformer = nn.Transformer(16, 2, 1, 1, 12, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.out(self.transformer(self.source(x), self.target(x), tgt_mask=mask))
+
+
+@topology(2, 6, 5)
+def transformer() -> nn.Module:
+    return Translate()

@@ -1,7 +1,7 @@
 """A run's checkpoint: everything a run needs to go on, in one file that is replaced in one step.
 
-Tensors that stay with clients (local batch-norm) lie beside it, a file for each client and round, so that a client's turn
-costs a client's bytes; the checkpoint names the files that belong to it.
+Tensors that stay with clients (local batch-norm) lie beside it, a file for each client and round, so that a client's
+turn costs a client's bytes; the checkpoint names the files that belong to it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from anysize.wire import Json, Tensors, dump, flatten, load, restore, write
 FILE = "state.safetensors"
 KEPT = "kept"
 _FORMAT = 1
+_READS = 3  # tries at reading a checkpoint that a run in another process may be replacing
 
 
 @dataclass
@@ -48,13 +49,14 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json) -> None:
     state, note = flatten(checkpoint.state)
     tensors = {f"state/{name}": tensor for name, tensor in state.items()}
     tensors |= {f"momentum/{name}": tensor for name, tensor in checkpoint.momentum.items()}
-    for label, statistics in checkpoint.statistics.items():
-        tensors |= {f"statistics/{label}/{name}": tensor for name, tensor in statistics.tensors().items()}
+    for place, statistics in enumerate(checkpoint.statistics.values()):
+        tensors |= {f"statistics/{place}/{name}": tensor for name, tensor in statistics.tensors().items()}
     _save_kept(directory, checkpoint)
     header = {
         "format": _FORMAT,
         "round": checkpoint.round,
         "state": note,
+        "statistics": list(checkpoint.statistics),  # labels may hold any sign, so that they name no tensors
         "turns": {str(client): turn for client, turn in sorted(checkpoint.turns.items())},
         "about": about,
     }
@@ -62,24 +64,79 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json) -> None:
     _drop_stale(directory, checkpoint)
 
 
+def exists(directory: Path) -> bool:
+    """Whether the directory holds a checkpoint."""
+    return (directory / FILE).is_file()
+
+
 def peek(directory: Path) -> Json:
     """What `save` was told about the run, without building anything."""
-    return dict(_read(directory)[1]["about"])
+    about = _read(directory)[1]["about"]
+    if not isinstance(about, dict):
+        raise _damaged(directory, "it says nothing about its run")
+    return about
 
 
-def restore_from(directory: Path, kind: type[Any]) -> Checkpoint:
-    """The directory's checkpoint, with a state of that kind."""
+def round_of(directory: Path) -> int:
+    """The last finished round."""
+    number = _read(directory)[1]["round"]
+    if not isinstance(number, int):
+        raise _damaged(directory, f"its round is {number!r}")
+    return number
+
+
+def restore_from(directory: Path, like: Any) -> Checkpoint:
+    """The directory's checkpoint, refused if its state is not of the kind and the shapes of `like`."""
+    for _ in range(_READS - 1):
+        try:
+            return _restored(directory, like)
+        except _MissingKeptError:
+            continue  # the run goes on and has just replaced the checkpoint that named these files
+    return _restored(directory, like)
+
+
+def _restored(directory: Path, like: Any) -> Checkpoint:
     tensors, header = _read(directory)
-    turns = {int(client): int(turn) for client, turn in header["turns"].items()}
-    labels = {name.split("/")[1] for name in tensors if name.startswith("statistics/")}
+    try:
+        turns = {int(client): int(turn) for client, turn in header["turns"].items()}
+        labels = [str(label) for label in header["statistics"]]
+        statistics = {label: Statistics.of(_under(tensors, f"statistics/{i}/")) for i, label in enumerate(labels)}
+        number, note = int(header["round"]), dict(header["state"])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise _damaged(directory, f"{type(error).__name__}: {error}") from None
+    stored = _under(tensors, "state/")
+    _check_shapes(directory, stored, flatten(like)[0])
     return Checkpoint(
-        round=int(header["round"]),
-        state=restore(kind, _under(tensors, "state/"), header["state"]),
+        round=number,
+        state=restore(type(like), stored, note),
         momentum=_under(tensors, "momentum/"),
-        statistics={label: Statistics.of(_under(tensors, f"statistics/{label}/")) for label in sorted(labels)},
+        statistics=statistics,
         kept={client: _load_kept(directory, client, turn) for client, turn in turns.items()},
         turns=turns,
     )
+
+
+class _MissingKeptError(CheckpointError):
+    """A file of tensors that a client keeps is not there."""
+
+
+def _check_shapes(directory: Path, stored: Tensors, wanted: Tensors) -> None:
+    problems = [f"{name} is missing" for name in wanted if name not in stored]
+    problems += [
+        f"{name} has shape {tuple(stored[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in stored and stored[name].shape != tensor.shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CheckpointError(
+            f"{directory / FILE} does not fit the experiment in its folder ({'; '.join(problems[:3])}{more}); "
+            "another run wrote it, or the model's code has changed"
+        )
+
+
+def _damaged(directory: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{directory / FILE} is damaged or was not written by anysize ({why})")
 
 
 def _read(directory: Path) -> tuple[Tensors, Json]:
@@ -91,8 +148,10 @@ def _read(directory: Path) -> tuple[Tensors, Json]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     tensors, header = load(blob, str(path))
-    if header.get("format") != _FORMAT or not {"round", "state", "turns", "about"} <= set(header):
-        raise CheckpointError(f"{path} has format {header.get('format')!r}; this version reads format {_FORMAT}")
+    if not {"format", "round", "state", "statistics", "turns", "about"} <= set(header):
+        raise _damaged(directory, "it is not a run's checkpoint")
+    if header["format"] != _FORMAT:
+        raise CheckpointError(f"{path} has format {header['format']!r}; this version reads format {_FORMAT}")
     return tensors, header
 
 
@@ -115,7 +174,7 @@ def _save_kept(directory: Path, checkpoint: Checkpoint) -> None:
 def _load_kept(directory: Path, client: int, turn: int) -> Tensors:
     path = _kept_file(directory, client, turn)
     if not path.is_file():
-        raise CheckpointError(f"{path}, which the checkpoint needs, is missing")
+        raise _MissingKeptError(f"{path}, which the checkpoint needs, is missing")
     return load(path.read_bytes(), str(path))[0]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from anysize.errors import AnysizeError
 
 if TYPE_CHECKING:
+    from anysize.devices import Budget
+    from anysize.experiment import Experiment
     from anysize.run import Run
 
 app = typer.Typer(
@@ -42,9 +47,18 @@ Set = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"anysize {version('anysize')}")
+        raise typer.Exit()
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Train one model across devices of every size, and deploy it at any size."""
 
@@ -64,11 +78,50 @@ def run(
 
 
 @app.command()
+def compare(
+    file: File,
+    methods: Annotated[str, typer.Option("--methods", help="Names, separated by commas: flanc,heterofl.")],
+    seeds: Annotated[str, typer.Option("--seeds", help="0,1,2; by default the file's.")] = "",
+    set_: Set = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="The folder of all runs; by default runs/<name>-compare.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on one experiment; finished runs are kept, stopped ones go on."""
+    from anysize.comparison import CSV, JSON
+    from anysize.comparison import compare as compare_methods
+    from anysize.config import load
+
+    numbers = [_whole("--seeds", text) for text in _items(seeds)]
+    config = load(file, set_ or [])
+    with _progress() as progress:
+        watch = _WatchAll(progress, config.rounds)
+        made = compare_methods(config, _items(methods), seeds=numbers, out=out_, on_event=watch)
+    if as_json:
+        _print_json(made.to_json())
+        return
+    table = Table("method", "size", box=None, header_style="bold")
+    for column in ("parameters", "MACs", "bytes per round", made.metric):
+        table.add_column(column, justify="right")
+    for row in made.rows:
+        spread = "" if row.std is None else f" ± {row.std:.4f}"
+        cells = [f"{row.parameters:,}", _count(row.macs), _bytes(row.bytes_down + row.bytes_up)]
+        table.add_row(escape(row.method), escape(row.size), *cells, f"{row.mean:.4f}{spread}")
+    out.print(table)
+    if len(made.seeds) > 1:
+        _say(f"\nMean and standard deviation over {len(made.seeds)} seeds, after {made.rounds} rounds.")
+    _say(f"\n{made.directory / JSON} and {made.directory / CSV} hold every number; each run has its own folder there.")
+
+
+@app.command()
 def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     """Show what each device group would train, what it costs, and what leaves a device."""
     from anysize.planning import plan as make_plan
 
-    made = make_plan(_experiment(file, set_ or []))
+    experiment = _experiment(file, set_ or [])
+    with experiment.blamed("planning"):
+        made = make_plan(experiment)
     if as_json:
         _print_json(made)
         return
@@ -78,12 +131,11 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     for group in made["groups"]:
         cells = [f"{group['parameters']:,}", *(_count(group[key]) for key in ("macs", "training_macs"))]
         cells += [_bytes(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
-        table.add_row(group["name"], str(group["clients"]), f"{group['width']:g}", *cells)
+        table.add_row(escape(group["name"]), str(group["clients"]), f"{group['width']:g}", *cells)
     out.print(table)
-    out.print(
-        "\nMACs: one forward pass of one sample. Training MACs: loss and backward, per sample. Bytes: per client and round."
-    )
-    out.print("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
+    _say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
+    _say("Activations: held by a training step. Bytes: per client and round.")
+    _say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     _print_notices(made["notices"])
 
 
@@ -92,15 +144,18 @@ def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     """Show the model's width groups, and which methods can train it."""
     from anysize.inspection import inspect as look
 
-    found = look(_experiment(file, set_ or []))
+    experiment = _experiment(file, set_ or [])
+    with experiment.blamed("inspection"):
+        found = look(experiment)
     if as_json:
         _print_json(found)
         return
-    out.print(found["text"], markup=False)
-    out.print()
+    _say(found["text"])
+    table = Table("method", "can train it", "", box=None, header_style="bold")
     for method in found["methods"]:
-        mark = "[green]yes[/]" if method["can"] else "[red]no[/] "
-        out.print(f"{method['name']:<10} {mark}  {method['why']}")
+        table.add_row(escape(method["name"]), "[green]yes[/]" if method["can"] else "[red]no[/]", escape(method["why"]))
+    out.print()
+    out.print(table)
 
 
 @app.command()
@@ -114,22 +169,24 @@ def customize(
 ) -> None:
     """Cut a run's model to a size and write it as a file."""
     import anysize as az
+    from anysize.customize import check_path
     from anysize.customize import export as write
 
-    made = az.load(directory)
     if (size is None) == (not budget):
         raise click.UsageError("give --size or --budget, one of the two")
-    chosen = made.size(size) if size is not None else made.fitting(_budget(budget or []))
-    network = made.customize(chosen.label if size is None else size)
+    check_path(to)
+    limit = _budget(budget or []) if size is None else None
+    made = az.load(directory)
+    chosen = made.fitting(limit) if limit is not None else made.size(size or "")
+    network = made.customize(chosen.label)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
     done = write(network, to, made.experiment.signature, about | {"data": made.experiment.signature.to_json()})
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    out.print(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {_bytes(done.size_bytes)}")
-    out.print(f"checked against PyTorch: outputs differ by at most {done.difference:.2g}")
+    _say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {_bytes(done.size_bytes)}")
+    _say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
     if chosen.label not in {trained.label for trained in made.sizes}:
-        out.print(
-            f"width {chosen.width:g} was never trained; see its accuracy with: anysize evaluate {directory} --size {size}"
-        )
+        metric = made.experiment.task.metric
+        _say(f"width {chosen.width:g} was never trained; its {metric}: anysize evaluate {directory} --size {size}")
 
 
 app.command("export", hidden=True)(customize)
@@ -148,7 +205,7 @@ def evaluate(
 
     made = az.load(directory)
     metric = made.experiment.task.metric
-    with err.status("evaluating"):
+    with err.status("evaluating"), made.experiment.blamed("evaluation"):
         metrics = made.evaluate(size or None)
     if as_json:
         _print_json({"metric": metric, metric: {label: m[metric] for label, m in metrics.items()}, "metrics": metrics})
@@ -156,7 +213,7 @@ def evaluate(
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
     table = Table("size", *names, box=None, header_style="bold")
     for label, values in metrics.items():
-        table.add_row(label, *(f"{values[name]:.4f}" for name in names))
+        table.add_row(escape(label), *(f"{values[name]:.4f}" for name in names))
     out.print(table)
 
 
@@ -165,7 +222,7 @@ def report(directory: Directory) -> None:
     """Write the run's report.html anew."""
     from anysize.report import write
 
-    out.print(f"{write(directory)}")
+    _say(str(write(directory)))
 
 
 @app.command()
@@ -177,9 +234,9 @@ def status(directory: Directory, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(found)
         return
-    out.print(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
+    _say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
     if found["latest"]:
-        out.print(f"{found['metric']} at round {found['evaluated']}: {_by_size(found['latest'])}")
+        _say(f"{found['metric']} at round {found['evaluated']}: {_by_size(found['latest'])}")
 
 
 @app.command()
@@ -221,39 +278,46 @@ def demo(
         path = out_ / f"net-{label}.onnx"
         with err.status(f"exporting {path}"):
             done = write(made.customize(label), path, made.experiment.signature, {"size": label})
-        out.print(
-            f"{path}: {_bytes(done.size_bytes)}, checked in onnxruntime: outputs differ by at most {done.difference:.1g}"
-        )
+        _say(f"{path}: {_bytes(done.size_bytes)}, checked in onnxruntime: outputs within {done.difference:.1g}")
 
 
 def main() -> None:
     """Runs the command line; a user's mistake ends in one or two lines and exit code 2."""
     debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        code = app(args=[argument for argument in sys.argv[1:] if argument != "--debug"], standalone_mode=False)
+        code = app(args=arguments, standalone_mode=False) or 0
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except click.ClickException as error:
         error.show()
         code = 2
-    except AnysizeError as error:
-        if debug:
-            traceback.print_exc()
-        err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        code = 2
     except (KeyboardInterrupt, click.Abort):
-        err.print("stopped; every finished round is saved, go on with --resume", style="yellow")
+        saved = arguments[:1] in (["run"], ["compare"], ["demo"])
+        again = "the same command" if arguments[:1] == ["compare"] else "--resume"
+        err.print(f"stopped{f'; every finished round is saved, go on with {again}' if saved else ''}", style="yellow")
         code = 130
     except Exception as error:
         if debug:
             traceback.print_exc()
-        kind = type(error).__name__
-        err.print(
-            f"error: {kind}: {error} (this is a bug; --debug shows where)", style="red", markup=False, soft_wrap=True
-        )
-        code = 1
+        message, code = _verdict(error)
+        err.print(f"error: {message}", style="red", markup=False)
     sys.exit(code)
 
 
-def _experiment(file: Path, overrides: Sequence[str]) -> Any:
+def _verdict(error: Exception) -> tuple[str, int]:
+    """What to say about an error, and the exit code: 2 for what the user can mend, 1 for a fault of ours."""
+    if isinstance(error, AnysizeError):
+        return str(error), 2
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 2
+    if isinstance(error, MemoryError):
+        return "out of memory; lower training.batch_size, evaluation.batch_size or the largest capacity", 2
+    return f"{type(error).__name__}: {error} (a fault of anysize; --debug shows where)", 1
+
+
+def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     from anysize.config import load
     from anysize.experiment import Experiment
 
@@ -266,29 +330,30 @@ def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: b
 
     experiment = _experiment(file, overrides)
     began = time.perf_counter()
-    columns = [
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=err, disable=not err.is_terminal) as progress:
+    with _progress() as progress:
         watch = _Watch(progress, experiment.config.rounds)
         made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, on_event=watch)
-    page = write(made.directory)
+    seconds = time.perf_counter() - began
     _print_summary(made)
-    out.print(f"\n{experiment.config.rounds} rounds in {time.perf_counter() - began:.0f} s; the report is {page}")
+    _say(f"\n{made.round - watch.before} rounds in {seconds:.0f} s; the run is in {made.directory}")
+    _say(f"the report: {write(made.directory)}")
     return made
 
 
-class _Watch:
-    """Shows events as a live bar on a terminal, as lines elsewhere."""
+def _progress() -> Progress:
+    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
+    rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
+    return Progress(*columns, *rest, console=err, disable=not err.is_terminal)
 
-    def __init__(self, progress: Progress, rounds: int) -> None:
+
+class _Watch:
+    """Shows a run's events as a live bar on a terminal, as lines elsewhere; `before` is the round it went on from."""
+
+    def __init__(self, progress: Progress, rounds: int, title: str = "round") -> None:
+        self.before = 0
+        self._title = title
         self._progress = progress
-        self._bar = progress.add_task("rounds", total=rounds, note="")
+        self._bar = progress.add_task(escape(title), total=rounds, note="")
         self._metric = "accuracy"
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -297,31 +362,47 @@ class _Watch:
             self._metric = event["metric"]
             _print_notices(event["notices"])
         if kind == "resume":
+            self.before = event["round"]
+        if kind in ("resume", "round"):
             self._progress.update(self._bar, completed=event["round"])
-        if kind == "round":
-            self._progress.update(self._bar, completed=event["round"])
+        if kind == "round" and self._metric in event:
             self._show(event)
 
     def _show(self, event: Mapping[str, Any]) -> None:
-        if self._metric not in event:
-            return
-        note = _by_size(event[self._metric])
-        self._progress.update(self._bar, note=f"{self._metric} {note}")
+        note = f"{self._metric} {_by_size(event[self._metric])}"
+        self._progress.update(self._bar, note=note)
         if not err.is_terminal:
-            err.print(f"round {event['round']}: {self._metric} {note}")
+            err.print(f"{self._title} {event['round']}: {note}", markup=False)
+
+
+class _WatchAll:
+    """Shows the events of several runs, a bar for each."""
+
+    def __init__(self, progress: Progress, rounds: int) -> None:
+        self._progress = progress
+        self._rounds = rounds
+        self._watches: dict[str, _Watch] = {}
+
+    def __call__(self, name: str, event: Mapping[str, Any]) -> None:
+        if event["event"] == "finished before":
+            err.print(f"{name}: finished before", markup=False)
+            return
+        if name not in self._watches:
+            self._watches[name] = _Watch(self._progress, self._rounds, f"{name}: round")
+        self._watches[name](event)
 
 
 def _print_summary(made: Run) -> None:
     history = made.history
     metric = made.experiment.task.metric
-    final = next((event[metric] for event in reversed(history) if metric in event), {})
+    final: Mapping[str, float] = next((event[metric] for event in reversed(history) if metric in event), {})
     table = Table("size", box=None, header_style="bold")
     for column in ("parameters", "MACs", "bytes per round", metric):
         table.add_column(column, justify="right")
     for size in made.sizes:
         cost = made.cost(size)
         value = f"{final[size.label]:.4f}" if size.label in final else "-"
-        table.add_row(size.label, f"{cost.parameters:,}", _count(cost.macs), _bytes(cost.bytes), value)
+        table.add_row(escape(size.label), f"{cost.parameters:,}", _count(cost.macs), _bytes(cost.bytes), value)
     out.print(table)
 
 
@@ -331,12 +412,27 @@ def _print_list(known: Sequence[tuple[str, str]], as_json: bool) -> None:
         return
     width = max(len(name) for name, _ in known)
     for name, summary in known:
-        out.print(f"[bold]{name:<{width}}[/]  {summary}")
+        out.print(f"[bold]{escape(name.ljust(width))}[/]  {escape(summary)}")
 
 
 def _print_notices(notices: Sequence[str]) -> None:
     for notice in notices:
         err.print(f"note: {notice}", style="yellow", markup=False)
+
+
+def _say(text: str) -> None:
+    """Prints text that may hold a user's names: no sign in it is taken for a style."""
+    out.print(text, markup=False)
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _whole(option: str, text: str) -> int:
+    if not text.isdecimal():
+        raise click.UsageError(f"{option}: '{text}' is not a whole number; write for example 0,1,2")
+    return int(text)
 
 
 def _print_json(value: Any) -> None:
@@ -363,7 +459,7 @@ def _scaled(amount: float, units: Sequence[str]) -> str:
     return f"{amount:.1f} {units[-1]}"
 
 
-def _budget(pairs: Sequence[str]) -> Any:
+def _budget(pairs: Sequence[str]) -> Budget:
     from anysize.devices import Budget
     from anysize.errors import ConfigError, unknown
 
@@ -376,9 +472,9 @@ def _budget(pairs: Sequence[str]) -> Any:
     return Budget(**amounts)
 
 
-def _number(pair: str, text: str, convert: Callable[[str], float] = float) -> float:
+def _number(pair: str, text: str) -> float:
     try:
-        return convert(text)
+        return float(text)
     except ValueError:
         raise click.UsageError(
             f"--budget {pair}: '{text}' is not a number; write for example inference_bytes=4e6"

@@ -1,7 +1,7 @@
-"""What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. The only place where cost is computed.
+"""What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. Nothing else computes a cost.
 
-Everything is counted on the meta device, from the very messages and networks that clients get, by torch's own counter and
-autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same way.
+Everything is counted on the meta device, from the very messages and networks that clients get, by torch's own counter
+and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same way.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from anysize.context import Context, Size
+from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.methods.base import Client, Method, SubModel
-from anysize.objectives import Batch, Step, make_objective
+from anysize.objectives import Batch, Step, make_objective, proximal
 from anysize.wire import size_bytes
 
 
@@ -29,7 +30,8 @@ class Cost:
         parameters: what a client trains and sends.
         macs: multiply-adds of one forward pass of the finished network, per sample.
         training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size.
-        activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch size.
+        activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch
+            size.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
         inference_bytes: parameters and buffers of the finished network.
@@ -73,13 +75,15 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     training, held = training_step(context, method, module, batch)
     network = hollow(method.customize(context, state, trained(method, context, size)), constants=False)
     answer = method.pack(module, meta)
+    stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
+    sent = {name: tensor for name, tensor in answer.tensors.items() if name not in stays}
     return Cost(
         parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        macs=forward_macs(network, batch.x[:1]),
+        macs=forward_macs(network, batch.x),
         training_macs=training // len(batch.x),
         activation_bytes=held,
         bytes_down=size_bytes(meta.tensors, meta.ticket),
-        bytes_up=size_bytes(answer.tensors, answer.ticket | _measured(context)),
+        bytes_up=size_bytes(sent, answer.ticket | _measured(context)),
         inference_bytes=sum(t.numel() * t.element_size() for _, t in named_tensors(network)),
     )
 
@@ -92,21 +96,25 @@ def trained(method: Method[Any], context: Context, size: Size) -> Size:
 
 
 def forward_macs(network: nn.Module, x: Tensor) -> int:
-    """Multiply-adds of one forward pass, by torch's counter (which counts each as two operations)."""
+    """Multiply-adds of one forward pass per sample of `x`, by torch's counter (which counts each as two operations)."""
     network.eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(x)
-    return counter.get_total_flops() // 2
+    return int(counter.get_total_flops()) // (2 * len(x))
 
 
 def training_step(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
     """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass."""
     module.train()
     objective = make_objective(context.task, context.tricks, None)
-    step = Step(0, torch.Generator(), dict(module.named_parameters()), objective)
+    received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    step = Step(0, torch.Generator(), received, objective)
     with FlopCounterMode(display=False) as counter, HeldBytes(module) as held:
-        method.loss(module, batch, step).backward()  # type: ignore[no-untyped-call]
-    return counter.get_total_flops() // 2, held.total
+        loss = method.loss(module, batch, step)
+        if context.tricks.proximal:
+            loss = loss + proximal(module, received, context.tricks)
+        loss.backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops()) // 2, held.total
 
 
 class HeldBytes:

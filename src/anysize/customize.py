@@ -1,4 +1,4 @@
-"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is called written."""
+"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import logging
+import math
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,24 +51,34 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
         about: facts to store beside the weights, where the format can.
     """
     path = Path(path)
-    if path.suffix not in _FORMATS:
+    check_path(path)
+    ending = path.suffix.lower()
+    write, read = _FORMATS[ending]
+    inputs = sample_inputs(signature, 2)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{ending}")
+    try:
+        with torch.no_grad():
+            expected = network.eval()(inputs)
+        write(network, partial, inputs, about or {})
+        difference = _difference(read(network, partial, inputs), expected)
+        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ModelError(f"{path}: what was written does not compute what the network does: {difference:g} apart")
+        partial.replace(path)
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return Exported(path, path.stat().st_size, difference)
+
+
+def check_path(path: Path) -> None:
+    """Refuses a path that no network can be written to."""
+    if path.suffix.lower() not in _FORMATS:
         raise ModelError(unknown("export format", path.suffix or path.name, _FORMATS))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
-    network = network.eval()
-    inputs = sample_inputs(signature, 2)
-    try:
-        _FORMATS[path.suffix](network, path, inputs, about or {})
-        outputs = _READERS[path.suffix](network, path, inputs)
-    except OSError as error:
-        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
-    with torch.no_grad():
-        expected = network(inputs)
-    difference = float((outputs - expected).abs().max())
-    scale = max(1.0, float(expected.abs().max()))
-    if not difference <= _TOLERANCE * scale:
-        raise ModelError(f"{path} does not compute what the network does: outputs differ by up to {difference:g}")
-    return Exported(path, path.stat().st_size, difference)
+    if path.is_dir():
+        raise ModelError(f"cannot write {path}: it is a folder")
 
 
 def sample_inputs(signature: Signature, count: int) -> Tensor:
@@ -74,14 +86,22 @@ def sample_inputs(signature: Signature, count: int) -> Tensor:
     random = generator("export", count)
     shape = (count, *signature.input_shape)
     if signature.tokens:
-        return torch.randint(signature.outputs, shape, generator=random)
+        # The vocabulary is known where every position is predicted; elsewhere any has at least two tokens.
+        vocabulary = signature.outputs if signature.target_shape == signature.input_shape else 2
+        return torch.randint(vocabulary, shape, generator=random)
     return torch.rand(shape, generator=random)
+
+
+def _difference(outputs: Tensor, expected: Tensor) -> float:
+    if outputs.shape != expected.shape:
+        return math.inf
+    return float((outputs - expected).abs().max())
 
 
 def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
     _need("onnxscript", "onnx")
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with warnings.catch_warnings(), quiet, _silenced("torch.onnx", "onnxscript"):
+    with _traced("ONNX", path), warnings.catch_warnings(), quiet, _silenced("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
@@ -107,7 +127,7 @@ def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
 
 
 def _write_program(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
-    with warnings.catch_warnings(), _silenced("torch.export"):
+    with _traced("torch.export", path), warnings.catch_warnings(), _silenced("torch.export"):
         warnings.simplefilter("ignore")
         program = torch.export.export(network, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(program, str(path), extra_files={"anysize.json": json.dumps(about, sort_keys=True)})
@@ -138,7 +158,22 @@ def _need(*packages: str) -> None:
 
 
 @contextlib.contextmanager
-def _silenced(*names: str):  # type: ignore[no-untyped-def]
+def _traced(form: str, path: Path) -> Iterator[None]:
+    """Turns whatever the tracer raises into one line that names the way out; it raises types of many kinds."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        raise ModelError(
+            f"the network cannot be written as {path.suffix}: {form} failed ({reason}). Its weights can be written as "
+            ".safetensors"
+        ) from error
+
+
+@contextlib.contextmanager
+def _silenced(*names: str) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -150,13 +185,10 @@ def _silenced(*names: str):  # type: ignore[no-untyped-def]
             logger.setLevel(level)
 
 
-_FORMATS: dict[str, Callable[[nn.Module, Path, Tensor, Json], None]] = {
-    ".onnx": _write_onnx,
-    ".pt2": _write_program,
-    ".safetensors": _write_weights,
-}
-_READERS: dict[str, Callable[[nn.Module, Path, Tensor], Tensor]] = {
-    ".onnx": _run_onnx,
-    ".pt2": _run_program,
-    ".safetensors": _run_weights,
+_Write = Callable[[nn.Module, Path, Tensor, Json], None]
+_Read = Callable[[nn.Module, Path, Tensor], Tensor]
+_FORMATS: dict[str, tuple[_Write, _Read]] = {
+    ".onnx": (_write_onnx, _run_onnx),
+    ".pt2": (_write_program, _run_program),
+    ".safetensors": (_write_weights, _run_weights),
 }

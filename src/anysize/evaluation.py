@@ -1,4 +1,4 @@
-"""Measuring a state: on the server's test set at every size, on the clients' own held-out shares, and the calibration before it."""
+"""Measuring a state: at every size on the server's test set and on the clients' held-out shares, calibrated before."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def finished(
     return network.eval()
 
 
-def untrained(
-    context: Context, method: Method[Any], state: Any, size: Size, batches: Iterable[Tensor]
-) -> Statistics:
+def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Iterable[Tensor]) -> Statistics:
     """Statistics of a size that was never trained, by forward passes of the customised network itself."""
     return collect(without_statistics(method.customize(context, state, size)), batches)
 

@@ -6,7 +6,10 @@ Each part is made when it is first asked for, so that `inspect` needs no shares 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from fnmatch import fnmatch
 from functools import cached_property
@@ -28,7 +31,7 @@ from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet
 from anysize.elastic.axes import Axes, trace
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
-from anysize.errors import ConfigError, DataError, ModelError, unknown
+from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, unknown
 from anysize.methods import Method, make, name_of
 from anysize.objectives import Batch
 from anysize.tasks import Task, task
@@ -41,6 +44,9 @@ GRID = tuple(i / 16 for i in range(1, 17))
 """Widths among which a budget in units is solved."""
 
 _LIVE = "live:"
+_MAY_LIVE = ("data", "model", "method", "task")
+_SCANNED = 100
+"""Devices with data of their own whose labels are looked at to count the classes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,10 @@ class Signature:
     @classmethod
     def from_json(cls, values: Json) -> Signature:
         """The signature that `to_json` wrote."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        made: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**made)
 
 
 class Experiment:
@@ -158,6 +167,9 @@ class Experiment:
         cls, config: ExperimentConfig, known: tuple[Signature, tuple[Size, ...]] | None = None, **live: Any
     ) -> Experiment:
         """The experiment of a config; `known` spares it the data, `live` gives the objects that a file cannot name."""
+        foreign = [unknown("live object", key, _MAY_LIVE) for key in live if key not in _MAY_LIVE]
+        if foreign:
+            raise ConfigError("; ".join(foreign))
         made = cls.__new__(cls)
         made.config = config
         made._live = {key: value for key, value in live.items() if value is not None}
@@ -168,16 +180,42 @@ class Experiment:
             sys.path.insert(0, str(folder.resolve()))
         return made
 
+    @contextmanager
+    def blamed(self, when: str) -> Iterator[None]:
+        """Makes an error that has the user's own code in it one that says so; leaves others, which are ours, alone."""
+        try:
+            yield
+        except AnysizeError:
+            raise
+        except Exception as error:
+            own = self._own_parts()
+            if not own:
+                raise
+            raise AnysizeError(
+                f"{when}: {type(error).__name__}: {error}{own_line(error)}. Look at {' and '.join(own)}"
+            ) from error
+
     def run(self, out: str | Path | None = None, **options: Any) -> Run:
         """Runs it; see `anysize.run`."""
         from anysize.run import run
 
         return run(self, out=out, **options)
 
+    def with_config(self, config: ExperimentConfig) -> Experiment:
+        """The experiment of a config that differs in its method alone; what was made of the data is not made again."""
+        live = {key: value for key, value in self._live.items() if key != "method"}
+        other = Experiment.from_config(config, **live)
+        other._pretrained = self._pretrained
+        shared = ("task", "source", "shares", "fleet", "signature", "model")
+        other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
+        return other
+
     @cached_property
     def task(self) -> Task:
         """What is learned."""
         live = self._live.get("task")
+        if live is None:
+            self._refuse_missing("task")
         return live if live is not None else task(self.config.task.name)
 
     @cached_property
@@ -192,6 +230,8 @@ class Experiment:
         live = self._live.get("data")
         if isinstance(live, Data):
             return live
+        if live is not None:
+            return data_sets.from_function(self.config.data.name, live, self.config.data.options)
         self._refuse_missing("data")
         return data_sets.load(self.config.data.name, self.config.data.options)
 
@@ -209,7 +249,7 @@ class Experiment:
                 raise ConfigError(
                     f"data.clients: missing; '{config.name}' gives one device's share, so say how many there are"
                 )
-            return DeviceShares(self.source, config.clients)
+            return DeviceShares(self._own_share, config.clients)
         return data_sets.split(
             self.source,
             config.clients,
@@ -225,11 +265,8 @@ class Experiment:
     @cached_property
     def fleet(self) -> Fleet:
         """The devices."""
-        names = (
-            [self.shares.group_of(c) for c in range(len(self.shares))]
-            if self.config.devices.assignment == "group"
-            else []
-        )
+        by_group = self.config.devices.assignment == "group"
+        names = [self.shares.group_of(client) for client in range(len(self.shares))] if by_group else []
         order = sorted({name for name in names if name is not None})
         domains = [order.index(name) for name in names if name is not None] or None
         return make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
@@ -239,10 +276,7 @@ class Experiment:
         """What the network must know of the data."""
         if self._known is not None:
             return self._known[0]
-        data = self.data
-        if data is None:
-            x, y = self.shares.share(0).train.batch(torch.zeros(1, dtype=torch.int64))
-            data = Data(train=(x, y), classes=self.config.data.options.get("classes"))
+        data = self.data or self._first_devices()
         x, y = data.train.batch(torch.zeros(1, dtype=torch.int64))
         normalize = self.config.data.normalize
         if normalize and data.mean is None:
@@ -353,8 +387,35 @@ class Experiment:
     def _skeletons(self) -> dict[float, nn.Module]:
         return {}  # narrowed once for all contexts of this experiment
 
+    def _own_parts(self) -> list[str]:
+        """The parts of the experiment that are not ours: named "module:attribute", or live."""
+        names = {kind: str(getattr(self.config, kind).name) for kind in _MAY_LIVE}
+        return [f"your {kind} '{name.removeprefix(_LIVE)}'" for kind, name in names.items() if ":" in name]
+
     def _own_model(self) -> nn.Module | None:
         return self._live.get("model")
+
+    def _own_share(self, device: int) -> Share:
+        """What the data function gives for a device, refused where it has classes that the network does not know."""
+        assert not isinstance(self.source, Data)
+        share, classes = self.source(device), self.signature.classes
+        labels = share.train.labels()
+        if classes is None or labels.is_floating_point() or 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            return share
+        raise DataError(
+            f"device {device} has labels from {int(labels.min())} to {int(labels.max())}; the network has {classes} "
+            "outputs. Say how many classes there are with data.options.classes, which your function must accept"
+        )
+
+    def _first_devices(self) -> Data:
+        """The first device's data, with as many classes as the first devices have together."""
+        assert not isinstance(self.source, Data)
+        devices = range(min(self.config.data.clients or 1, _SCANNED))
+        classes = self.config.data.options.get("classes")
+        if classes is None:
+            found = [Data(train=self.source(device).train).classes for device in devices]
+            classes = max((count for count in found if count is not None), default=None)
+        return Data(train=self.source(0).train, classes=classes)
 
     def _table(self, kind: str, value: Any) -> dict[str, Any]:
         """The config table of a value that may be a name, a table or a live object."""
@@ -363,7 +424,7 @@ class Experiment:
         if isinstance(value, Mapping):
             return dict(value)
         self._live[kind] = value
-        if kind == "method" and is_dataclass(value):
+        if isinstance(value, Method) and is_dataclass(value):
             options = {field.name: getattr(value, field.name) for field in fields(value)}
             return {"name": name_of(value), **options}
         return {"name": f"{_LIVE}{getattr(value, '__name__', type(value).__name__)}"}
@@ -372,7 +433,8 @@ class Experiment:
         name = getattr(self.config, kind).name
         if name.startswith(_LIVE):
             raise ConfigError(
-                f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it again with {kind}="
+                f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it "
+                f"again with {kind}="
             )
 
 
@@ -422,6 +484,14 @@ def with_weights(network: nn.Module, path: Path) -> nn.Module:
         raise ModelError(f"model.weights: {path}: {error}") from None
 
 
+def own_line(error: BaseException) -> str:
+    """Where the innermost line of neither this package, nor a library, nor Python was, or nothing."""
+    others = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*others, "<"))]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
 def with_frozen(network: nn.Module, patterns: Sequence[str]) -> nn.Module:
     """The same network, the parameters that match a pattern not trained."""
     names = dict(network.named_parameters())
@@ -438,10 +508,29 @@ def _forms(pattern: str) -> tuple[str, ...]:
     return pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"
 
 
+def metric_names(experiment: Experiment) -> list[str]:
+    """The names of the task's metrics, found by judging an answer of zeros; refuses a task that cannot."""
+    about, task = experiment.signature, experiment.task
+    network = hollow(experiment.context.template, constants=False).eval()
+    with torch.no_grad():
+        output = network(about.example(2))
+    if not isinstance(output, Tensor):
+        raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")
+    y = experiment.example.y[:1].expand(2, *about.target_shape)
+    sums = task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
+    metrics = dict(task.metrics(sums))
+    missing = [name for name in (task.metric, "loss") if name not in metrics]
+    if missing:
+        raise ConfigError(
+            f"task: its metrics are {', '.join(metrics) or 'none'}; {', '.join(missing)} must be there too"
+        )
+    return list(metrics)
+
+
 def check_evaluation(experiment: Experiment) -> None:
     """Refuses an evaluation that the data cannot give."""
     if "test" in experiment.config.evaluation.on and (experiment.data is None or experiment.data.test is None):
         raise DataError(
-            'evaluation.on has "test", but the data has no test part; set evaluation.on = ["clients"] with data.validation '
-            "above 0, or give a test part"
+            'evaluation.on has "test", but the data has no test part; set evaluation.on = ["clients"] with '
+            "data.validation above 0, or give a test part"
         )

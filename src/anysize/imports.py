@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from anysize.errors import ConfigError, unknown
@@ -15,11 +16,11 @@ def by_name(name: str, kind: str, known: Iterable[str]) -> Any:
     >>> by_name("math:sqrt", "function", {})(9.0)
     3.0
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute or module.startswith("."):
         raise ConfigError(f"{unknown(kind, name, known)}; your own is named 'module:{kind}'")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return attrgetter(attribute)(importlib.import_module(module))
     except ImportError as error:
         raise ConfigError(
             f"{kind} '{name}': cannot import {module} ({error}); is its folder the experiment file's?"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from anysize.config import MethodConfig
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment
-from anysize.methods import make, methods
+from anysize.methods import methods
 from anysize.wire import Json
 
 
@@ -20,18 +21,29 @@ def inspect(experiment: Experiment) -> Json:
         }
         for group in axes.groups
     ]
-    return {"groups": groups, "methods": [_verdict(experiment, name) for name, _ in methods()], "text": str(axes)}
+    names = dict.fromkeys([*(name for name, _ in methods()), experiment.config.method.name])
+    return {"groups": groups, "methods": [_verdict(experiment, name) for name in names], "text": str(axes)}
 
 
 def _verdict(experiment: Experiment, name: str) -> Json:
-    """Whether a method can train this model at the fleet's sizes: found by really building the smallest and largest."""
+    """Whether a method, with its own tricks, can train this model: found by really building the smallest and largest.
+
+    The experiment's own method has the options of the file, any other its defaults.
+    """
+    config = experiment.config
+    if name != config.method.name:
+        experiment = experiment.with_config(config.model_copy(update={"method": MethodConfig(name=name)}))
     try:
-        method = make(name)
-        context = experiment.context
-        state = method.init(context)
-        costs = [experiment.cost(size, context, state, method) for size in (context.sizes[0], context.sizes[-1])]
+        with experiment.blamed("inspection"):
+            context, method = experiment.context, experiment.method
+            state = method.init(context)
+            sizes = (context.sizes[0], context.sizes[-1])
+            small, large = (experiment.cost(size, context, state, method) for size in sizes)
     except AnysizeError as error:
         return {"name": name, "can": False, "why": str(error)}
-    small, large = costs[0], costs[-1]
-    why = f"{small.parameters:,} to {large.parameters:,} parameters, {small.macs:,} to {large.macs:,} MACs"
-    return {"name": name, "can": True, "why": why}
+    parameters, macs = _range(small.parameters, large.parameters), _range(small.macs, large.macs)
+    return {"name": name, "can": True, "why": f"{parameters} parameters, {macs} MACs"}
+
+
+def _range(small: int, large: int) -> str:
+    return f"{small:,}" if small == large else f"{small:,} to {large:,}"

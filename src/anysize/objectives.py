@@ -22,12 +22,13 @@ class Tricks:
     Attributes:
         masked_loss: logits of classes that a client does not hold are set to zero in its loss (HeteroFL).
         classwise_head: a row of the classifier is averaged only over clients that hold its class (HeteroFL).
-        batch_norm: what normalises, and what is kept. "batch": statistics of the batch, also in tests; "tracked": running
-            statistics, averaged with the weights; "calibrated": statistics of the batch in training, estimated afresh for
-            tests; "local": norm layers never leave the client.
+        batch_norm: what normalises, and what is kept. "batch": statistics of the batch, also in tests; "tracked":
+            running statistics, averaged with the weights; "calibrated": statistics of the batch in training, estimated
+            afresh for tests; "local": norm layers never leave the client.
         weighting: a client's weight in an average, its number of samples or one.
         proximal: FedProx's mu; 0 is off.
-        proximal_form: the squared distance as a "sum" over all entries (FedProx) or the sum of each tensor's "mean" (FedMAX's code).
+        proximal_form: the squared distance as a "sum" over all entries (FedProx) or the sum of each tensor's "mean"
+            (FedMAX's code).
         server_momentum: momentum of the server's step; 0 is off.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from anysize.cost import trained
 from anysize.experiment import Experiment
 from anysize.wire import Json
 
@@ -20,7 +21,7 @@ def plan(experiment: Experiment) -> Json:
             {
                 "name": group.name,
                 "size": size.label,
-                "width": size.width,
+                "width": trained(experiment.method, context, size).width,
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
                 "clients": group.clients,

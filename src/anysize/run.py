@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
-import shutil
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,23 +18,25 @@ from torch import nn
 
 from anysize import checkpoint as checkpoints
 from anysize import config as configs
+from anysize import directory as directories
 from anysize.checkpoint import Checkpoint
 from anysize.context import Size
 from anysize.cost import Cost, largest_fitting
+from anysize.data import Part
 from anysize.devices import Budget, round_seconds
+from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines import Engine, InProcess
 from anysize.engines.inprocess import one_thread
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
-from anysize.experiment import Experiment, Signature, check_evaluation
+from anysize.experiment import Experiment, Signature, check_evaluation, metric_names
 from anysize.local import draw, needs_calibration
 from anysize.methods.base import Client, Update
 from anysize.report import read_events
 from anysize.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
 
-EVENTS, CONFIG, ENVIRONMENT, CLIENTS = "events.jsonl", "config.toml", "environment.json", "clients.csv"
 _MAY_CHANGE = ("rounds", "evaluate_every", "engine", "evaluation")
 _HISTOGRAM_CLIENTS = 200
 
@@ -73,7 +74,7 @@ def load(directory: str | Path, **live: Any) -> Run:
 
     Args:
         directory: of the run.
-        **live: `model=` or `data=`, if the run was made with objects that a file cannot name.
+        **live: `model=`, `data=`, `task=` or `method=`, if the run was made with objects that a file cannot name.
     """
     return Run(Path(directory), None, **live)
 
@@ -84,12 +85,10 @@ class Run:
     def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
         self.directory = directory
         about = checkpoints.peek(directory)
-        config = _saved_config(directory)
-        known = (Signature.from_json(about["signature"]), tuple(Size(**size) for size in about["sizes"]))
-        self.experiment = experiment or Experiment.from_config(config, known, **live)
-        method = self.experiment.method
-        kind = type(method.init(self.experiment.context))
-        self._checkpoint = checkpoints.restore_from(directory, kind)
+        config = saved_config(directory)
+        self.experiment = experiment or Experiment.from_config(config, _known(directory, about), **live)
+        fresh = self.experiment.method.init(self.experiment.context)
+        self._checkpoint = checkpoints.restore_from(directory, fresh)
 
     @property
     def config(self) -> configs.ExperimentConfig:
@@ -128,7 +127,7 @@ class Run:
             raise ConfigError(unknown("size", text, labels) + ", or any width up to the largest") from None
         if not 0 < width <= 1:
             raise ConfigError(f"size {text}: a width must be above 0 and at most 1; trained: {', '.join(labels)}")
-        return labels.get(repr(width), Size(width))
+        return next((size for size in self.sizes if size.width == width), Size(width))
 
     def customize(self, size: float | str | None = None, budget: Budget | None = None) -> nn.Module:
         """An ordinary network in evaluation mode, with fixed batch-norm statistics.
@@ -139,15 +138,12 @@ class Run:
         """
         if size is not None and budget is not None:
             raise ConfigError("give a size or a budget, not both")
-        chosen = (
-            self.fitting(budget)
-            if budget is not None
-            else self.size(size if size is not None else self.sizes[-1].label)
-        )
+        chosen = self.sizes[-1] if size is None else self.size(size)
+        if budget is not None:
+            chosen = self.fitting(budget)
+        context, method = self.experiment.context, self.experiment.method
         with one_thread():
-            return finished(
-                self.experiment.context, self.experiment.method, self.state, chosen, self._statistics([chosen])
-            )
+            return finished(context, method, self.state, chosen, self._statistics([chosen]))
 
     def fitting(self, budget: Budget) -> Size:
         """The largest trained size that fits a budget."""
@@ -163,17 +159,20 @@ class Run:
         return self.experiment.cost(size, state=self.state)
 
     def evaluate(self, sizes: Sequence[float | str] | None = None) -> dict[str, dict[str, float]]:
-        """The metrics per size label on the test set, for trained sizes or any others."""
+        """The metrics per size label on the test set, for trained sizes or any others.
+
+        Trained sizes are measured as the run itself measured them. A size that was never trained has statistics of its
+        own estimated first, except where every network is normalised by the batch at hand.
+        """
         check_evaluation(self.experiment)
         wanted = self.sizes if sizes is None else [self.size(size) for size in sizes]
         context, method = self.experiment.context, self.experiment.method
-        fixed = context.tricks.batch_norm == "calibrated" or sizes is not None
-        data = self.experiment.data
-        assert data is not None and data.test is not None
+        treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
+        fixed = [s for s in wanted if treatment == "calibrated" or (treatment != "batch" and s.label not in trained)]
         with one_thread():
-            statistics = self._statistics(wanted) if fixed else {}
-            size = self.config.evaluation.batch_size
-            return on_test(context, method, self.state, data.test, statistics, size, wanted)
+            statistics = {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
+            batch = self.config.evaluation.batch_size
+            return on_test(context, method, self.state, _test_part(self.experiment), statistics, batch, wanted)
 
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
@@ -192,7 +191,11 @@ class Run:
         experiment, count = self.experiment, self.config.evaluation.calibration_clients
         shares, batch = experiment.shares, self.config.training.batch_size
         parts = (shares.share(client).train for client in range(min(count, len(shares))))
-        batches = (draw(part, index).x for part in parts for index in torch.arange(len(part)).split(batch))
+        batches = (
+            draw(part, torch.arange(start, min(start + batch, len(part)))).x
+            for part in parts
+            for start in range(0, len(part), batch)
+        )
         return untrained(experiment.context, experiment.method, self.state, size, batches)
 
 
@@ -209,7 +212,7 @@ def history(directory: Path) -> list[Json]:
 
 def status(directory: Path) -> Json:
     """How far a run is: its last finished round, and its latest metrics."""
-    config = _saved_config(directory)
+    config = saved_config(directory)
     events = read_events(directory / EVENTS)
     start = next((event for event in events if event["event"] == "start"), {"metric": "accuracy"})
     rounds = history(directory)
@@ -234,37 +237,72 @@ class _Runner:
         self._directory = directory
         self._on_event = on_event
         self._costs: dict[str, Cost] = {}
+        self._metrics: list[str] = []
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
         began = time.perf_counter()
         config = self._experiment.config
-        check_evaluation(self._experiment)
+        with self._experiment.blamed("before the first round"):
+            fresh = self._tried(resume, overwrite)
+        directories.make(self._directory)
+        with directories.locked(self._directory):
+            current = self._resumed(fresh) if resume else self._begun(fresh, overwrite)
+            with self._engine(current) as engine:
+                while current.round < config.rounds:
+                    with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
+                        current = self._round(current, engine)
+            self._event({"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)})
+
+    def _tried(self, resume: bool, overwrite: bool) -> Any:
+        """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
+        experiment = self._experiment
+        _check_engine(experiment.config.engine.name)
+        check_evaluation(experiment)
         if resume:
             self._check_resumable()
         else:
-            self._check_free(overwrite)
-        context = self._experiment.context
-        fresh = self._experiment.method.init(context)
-        self._costs = {size.label: self._experiment.cost(size, state=fresh) for size in context.sizes}
-        if resume:
-            current = checkpoints.restore_from(self._directory, type(fresh))
-            _drop_torn_line(self._directory / EVENTS)
-            self._write_config()
-            self._event({"event": "resume", "round": current.round})
-        else:
-            current = Checkpoint(0, fresh)
-            self._open_directory(overwrite)
-            self._save(current)
+            directories.check_free(self._directory, overwrite)
+        fresh = experiment.method.init(experiment.context)
+        self._costs = {size.label: experiment.cost(size, state=fresh) for size in experiment.context.sizes}
+        self._metrics = metric_names(experiment)
+        return fresh
+
+    def _begun(self, fresh: Any, overwrite: bool) -> Checkpoint:
+        """The checkpoint before the first round of a new run."""
+        directories.check_free(self._directory, overwrite)
+        directories.clear(self._directory)
+        self._write_about()
+        return self._started(fresh)
+
+    def _resumed(self, fresh: Any) -> Checkpoint:
+        """The checkpoint from which the run in the directory goes on."""
+        begun = checkpoints.exists(self._directory) or (self._directory / EVENTS).is_file()
+        if not begun:  # killed before its first file was whole
+            directories.clear(self._directory)
+            self._write_about()
+            return self._started(fresh)
+        current = checkpoints.restore_from(self._directory, fresh)
+        rounds = self._experiment.config.rounds
+        if current.round > rounds:
+            raise CheckpointError(
+                f"{self._directory} has finished {current.round} rounds already, and rounds = {rounds}; give at least "
+                f"rounds = {current.round}"
+            )
+        directories.rewind(self._directory, current.round)
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.config))
+        if not (self._directory / EVENTS).is_file():
             self._event(self._start_event())
-        with self._engine(current) as engine:
-            while current.round < config.rounds:
-                current = self._round(current, engine)
-        self._event({"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)})
+        self._event({"event": "resume", "round": current.round})
+        return current
+
+    def _started(self, fresh: Any) -> Checkpoint:
+        current = Checkpoint(0, fresh)
+        directories.begin_rows(self._directory, self._metrics)
+        self._save(current)
+        self._event(self._start_event())
+        return current
 
     def _engine(self, current: Checkpoint) -> Engine:
-        name = self._experiment.config.engine.name
-        if name != "inprocess":
-            raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess")
         return InProcess(self._experiment.context, self._experiment.method, self._experiment.shares, current.kept)
 
     def _round(self, before: Checkpoint, engine: Engine) -> Checkpoint:
@@ -289,7 +327,7 @@ class _Runner:
         return after
 
     def _clients(self, number: int) -> list[Client]:
-        """The participants in the order in which their updates are folded in: by predicted cost, largest first, then id."""
+        """The participants in the order of folding in: by predicted cost, largest first, then by id."""
         experiment = self._experiment
         found = []
         for client in experiment.fleet.participants(number):
@@ -311,16 +349,15 @@ class _Runner:
         event: Json = {}
         metric = context.task.metric
         if "test" in config.evaluation.on:
-            data = experiment.data
-            assert data is not None and data.test is not None
-            metrics = on_test(context, method, current.state, data.test, used, config.evaluation.batch_size)
+            test, batch = _test_part(experiment), config.evaluation.batch_size
+            metrics = on_test(context, method, current.state, test, used, batch)
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
         if "clients" in config.evaluation.on:
             sizes, limit = experiment.size_of_group, config.evaluation.clients
             rows = on_clients(
                 context, method, current.state, engine, experiment.fleet, sizes, used, current.round, limit
             )
-            _append_rows(self._directory / CLIENTS, rows)
+            directories.append_rows(self._directory, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
 
@@ -383,49 +420,29 @@ class _Runner:
 
         return on_update
 
-    def _check_free(self, overwrite: bool) -> None:
-        if self._directory.exists() and not self._directory.is_dir():
-            raise CheckpointError(f"{self._directory} is a file; choose another folder with --out")
-        taken = self._directory.is_dir() and any(self._directory.iterdir())
-        if not taken:
-            return
-        if not (self._directory / EVENTS).exists() and not (self._directory / CONFIG).exists():
-            raise CheckpointError(
-                f"{self._directory} holds files that are not a run's; choose another folder with --out"
-            )
-        if not overwrite:
-            raise CheckpointError(
-                f"{self._directory} already holds a run; go on with it with --resume, choose another folder with --out, or "
-                "replace it with --overwrite"
-            )
-
     def _check_resumable(self) -> None:
-        old = _saved_config(self._directory)
-        for key, (before, after) in configs.changes(old, self._experiment.config).items():
-            if key.split(".")[0].split("[")[0] not in _MAY_CHANGE:
-                listed = "\n  ".join(configs.differences(old, self._experiment.config))
-                raise CheckpointError(
-                    f"{self._directory} holds a run of another experiment ({key}: {before!r} -> {after!r}); a resumed run may change "
-                    f"{', '.join(_MAY_CHANGE)} only. All differences:\n  {listed}"
-                )
+        old, new = saved_config(self._directory), self._experiment.config
+        fixed = [key for key in configs.changes(old, new) if re.split(r"[.\[]", key)[0] not in _MAY_CHANGE]
+        if fixed:
+            listed = "\n  ".join(configs.differences(old, new))
+            raise CheckpointError(
+                f"{self._directory} holds a run of another experiment; a resumed run may change "
+                f"{', '.join(_MAY_CHANGE)} only. The differences:\n  {listed}"
+            )
+        data, before = self._experiment.data, directories.saved_environment(self._directory).get("data", {})
+        if data is not None and data.checksum != before.get("checksum", data.checksum):
+            raise CheckpointError(
+                f"the data is not what the run in {self._directory} was trained on (sha256 {before['checksum'][:12]}, "
+                f"now {data.checksum[:12]}); bring the old data back, or start anew with --out or --overwrite"
+            )
 
-    def _open_directory(self, overwrite: bool) -> None:
-        if overwrite and self._directory.exists():
-            shutil.rmtree(self._directory)
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot make {self._directory}: {error.strerror}") from None
-        self._write_config()
-        data = self._experiment.data
+    def _write_about(self) -> None:
+        """The config and what surrounds the run: the files that make a directory a run's."""
+        data, folder = self._experiment.data, self._experiment.config.folder
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
-        folder = self._experiment.config.folder
         about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
-        text = json.dumps(about, indent=1)
-        (self._directory / ENVIRONMENT).write_text(text + "\n")
-
-    def _write_config(self) -> None:
-        (self._directory / CONFIG).write_text(configs.dumps(self._experiment.config))
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.config))
+        directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
 
     def _save(self, current: Checkpoint) -> None:
         sizes = [asdict(size) for size in self._experiment.context.sizes]
@@ -433,13 +450,7 @@ class _Runner:
         checkpoints.save(self._directory, current, about)
 
     def _event(self, event: Json) -> None:
-        try:
-            with (self._directory / EVENTS).open("a") as file:
-                file.write(json.dumps(event) + "\n")
-        except OSError as error:
-            raise CheckpointError(
-                f"could not write {self._directory / EVENTS}: {error.strerror}. The last checkpoint is untouched; go on with --resume"
-            ) from None
+        directories.append_event(self._directory, event)
         self._on_event(event)
 
 
@@ -499,39 +510,24 @@ def _calibrate(
     )
 
 
-def _saved_config(directory: Path) -> configs.ExperimentConfig:
-    path = directory / CONFIG
-    if not path.is_file():
-        raise CheckpointError(f"{directory} holds no run: {CONFIG} is missing")
-    return configs.loads(path.read_text(), folder=_folder(directory))
-
-
-def _folder(directory: Path) -> Path | None:
-    """Where the experiment file lay: its code and weights are named relative to it."""
+def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
+    """What a checkpoint knows of the data and of the sizes that the fleet trained."""
     try:
-        folder = json.loads((directory / ENVIRONMENT).read_text())["folder"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return Path(folder) if folder else None
+        return Signature.from_json(about["signature"]), tuple(Size(**size) for size in about["sizes"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint in {directory} is damaged: {error}") from None
 
 
-def _drop_torn_line(path: Path) -> None:
-    """Cuts off a last line that a killed run left unfinished."""
-    if not path.is_file():
-        return
-    whole = path.read_bytes()
-    end = whole.rfind(b"\n") + 1
-    if end < len(whole):
-        os.truncate(path, end)
+def _test_part(experiment: Experiment) -> Part:
+    data = experiment.data
+    assert data is not None, "check_evaluation refuses this"
+    assert data.test is not None, "check_evaluation refuses this"
+    return data.test
 
 
-def _append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+def _check_engine(name: str) -> None:
+    if name != "inprocess":
+        raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess")
 
 
 def _version(package: str) -> str:

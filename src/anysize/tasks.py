@@ -117,8 +117,10 @@ class Regression(Task):
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         loss = sums["squared"] / sums["count"]
-        variance = sums["target_squared"] / sums["count"] - (sums["target"] / sums["count"]) ** 2
-        return {"r2": 1 - loss / variance if variance > 0 else 0.0, "loss": loss}
+        square = sums["target_squared"] / sums["count"]
+        variance = square - (sums["target"] / sums["count"]) ** 2
+        # Equal targets leave a variance that is rounding alone: there is nothing to explain then.
+        return {"r2": 1 - loss / variance if variance > 1e-13 * square else 0.0, "loss": loss}
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,10 @@ def task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     'accuracy'
     """
     kind = TASKS[name] if name in TASKS else by_name(name, "task", TASKS)
-    made = kind(**(options or {}))
+    try:
+        made = kind(**(options or {}))
+    except TypeError as error:
+        raise ConfigError(f"task '{name}': {error}") from None
     if not isinstance(made, Task):
         raise ConfigError(f"task.name = '{name}' gives a {type(made).__name__}, not an anysize.Task")
     return made

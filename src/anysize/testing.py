@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from anysize.context import Context, Size
 from anysize.data import Data
 from anysize.elastic.skeleton import tensors_of
 from anysize.engines.inprocess import one_thread
+from anysize.errors import AnysizeError
 from anysize.experiment import Experiment
 from anysize.local import perform
 from anysize.methods.base import Client, Method, SubModel, Update
@@ -185,7 +187,7 @@ def training_changes_something(trial: Trial) -> str | None:
 def cost_is_monotone(trial: Trial) -> str | None:
     """A larger size never costs less (but for the length of its label in a message)."""
     costs = [trial.experiment.cost(size, state=trial.state).units() for size in trial.context.sizes]
-    for small, large in zip(costs, costs[1:]):
+    for small, large in pairwise(costs):
         for unit in small:
             if small[unit] > large[unit] + (64 if "bytes" in unit else 0):
                 return f"{unit} falls from {small[unit]:g} to {large[unit]:g} with the size"
@@ -193,13 +195,15 @@ def cost_is_monotone(trial: Trial) -> str | None:
 
 
 def survives_saving(trial: Trial) -> str | None:
-    """The state is the same after saving and loading, and the same state gives the same bytes."""
+    """The state is the same after saving and loading, serves clients as before, and always gives the same bytes."""
     tensors, note = flatten(trial.state)
     blob = dump(tensors, note)
-    again = restore(type(trial.state), *load(blob))
-    if dump(*flatten(again)) != blob:
+    again = replace(trial, state=restore(type(trial.state), *load(blob)))
+    if dump(*flatten(again.state)) != blob:
         return "saving, loading and saving again gives other bytes"
-    return _difference(tensors, flatten(again)[0])
+    problems = [_difference(tensors, flatten(again.state)[0])]
+    problems += [_difference(trial.extract(c).tensors, again.extract(c).tensors) for c in trial.clients()]
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def same_seed_same_bits(trial: Trial) -> str | None:
@@ -223,15 +227,32 @@ def updates_stream_once(trial: Trial) -> str | None:
     return None if drawn == list(range(len(updates))) else f"drew updates {drawn} of {len(updates)}"
 
 
+def misfits_are_refused(trial: Trial) -> str | None:
+    """An update with a tensor of another shape, or with a number that is not finite, is refused, not averaged."""
+    update = trial.unchanged(trial.clients()[0])
+    name, tensor = max(update.tensors.items(), key=lambda item: item[1].numel())
+    spoiled = tensor.clone()
+    spoiled.view(-1)[0] = torch.nan
+    for wrong, why in ((spoiled, "with NaN"), (tensor[:1], f"of shape {tuple(tensor[:1].shape)}")):
+        try:
+            trial.aggregate([replace(update, tensors=update.tensors | {name: wrong})])
+        except AnysizeError:
+            continue
+        return f"{name} {why} was taken instead of {tuple(tensor.shape)}"
+    return None
+
+
 def customised_is_ordinary(trial: Trial) -> str | None:
-    """A customised network of any size consists of the model's own layer types and runs."""
-    x = torch.rand(3, 1, 8, 8)
+    """A customised network of any size consists of the model's own layer types, has no hooks, and runs."""
+    x = torch.rand(3, 1, 8, 8, generator=generator("customised_is_ordinary"))
     allowed = {type(child) for child in trial.experiment.model.modules()}
     for size in trial.method.sizes(trial.context):
         network = trial.method.customize(trial.context, trial.state, size).eval()
         strange = {type(child) for child in network.modules()} - allowed
         if strange:
             return f"size {size.label} holds {', '.join(sorted(kind.__name__ for kind in strange))}"
+        if any(child._forward_hooks or child._forward_pre_hooks for child in network.modules()):
+            return f"size {size.label} has forward hooks"
         if network(x).shape != (3, 4):
             return f"size {size.label} gives outputs of shape {tuple(network(x).shape)}, not (3, 4)"
     return None
@@ -242,10 +263,10 @@ def pretrained_start(trial: Trial) -> str | None:
     full = trial.context.largest
     if full.width < 1 or full not in list(trial.method.sizes(trial.context)):
         return None
-    started = make_trial(trial.method, trial.experiment.model, [1.0], None, pretrained=True)
+    tricks = trial.experiment.config.tricks.model_dump(exclude_none=True)
+    started = make_trial(trial.method, trial.experiment.model, [1.0], tricks, pretrained=True)
     network = trial.method.customize(started.context, started.state, Size(1.0))
-    given = {name: tensor for name, tensor in started.context.start().items()}
-    return _difference(given, tensors_of(network))
+    return _difference(dict(started.context.start()), tensors_of(network))
 
 
 LAWS: dict[str, Law] = {
@@ -261,6 +282,7 @@ LAWS: dict[str, Law] = {
         survives_saving,
         same_seed_same_bits,
         updates_stream_once,
+        misfits_are_refused,
         customised_is_ordinary,
         pretrained_start,
     )

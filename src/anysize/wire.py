@@ -26,16 +26,23 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
 _NOTE = "anysize"  # the one metadata key: several would be written in random order
-_DTYPES = {
-    torch.float64: "F64",
+_EMPTY = "/empty"  # in a state's note: its mappings that hold nothing, which no tensor's name would bring back
+_DTYPES = {  # in the order in which safetensors lays tensors out
+    torch.uint64: "U64",
     torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
     torch.float32: "F32",
+    torch.uint32: "U32",
     torch.int32: "I32",
-    torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
     torch.int16: "I16",
-    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.int8: "I8",
+    torch.uint8: "U8",
     torch.bool: "BOOL",
 }
 
@@ -47,7 +54,14 @@ def dump(tensors: Mapping[str, Tensor], note: Json) -> bytes:
     >>> tensors["w"].tolist(), note
     ([1.0, 1.0], {'round': 3})
     """
-    plain = {name: tensors[name].detach().contiguous() for name in sorted(tensors)}
+    plain: Tensors = {}
+    storages: set[int] = set()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory; slices of one tensor do, and each is sent for itself.
+        plain[name] = tensor.clone() if address in storages else tensor
+        storages.add(address)
     return safetensors.torch.save(plain, {_NOTE: _json(note)})
 
 
@@ -58,7 +72,7 @@ def load(blob: bytes, source: str = "message") -> tuple[Tensors, Json]:
         length = int.from_bytes(blob[:8], "little")
         header = json.loads(blob[8 : 8 + length])
         note = json.loads(header["__metadata__"][_NOTE])
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{source} is damaged or was not written by anysize ({error})") from None
     if not isinstance(note, dict):
         raise CheckpointError(f"{source} was not written by anysize (its note is not an object)")
@@ -67,8 +81,9 @@ def load(blob: bytes, source: str = "message") -> tuple[Tensors, Json]:
 
 def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
     """The length of `dump(tensors, note)`, computed from shapes alone, so that meta tensors have one too."""
-    # The order and padding of safetensors: largest dtype first, then by name; header padded to eight bytes.
-    order = sorted(tensors, key=lambda name: (list(_DTYPES).index(tensors[name].dtype), name))
+    # The order and padding of safetensors: by dtype, then by name; header padded to eight bytes.
+    rank = {dtype: position for position, dtype in enumerate(_DTYPES)}
+    order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
     header: Json = {"__metadata__": {_NOTE: _json(note)}}
     offset = 0
     for name in order:
@@ -82,20 +97,24 @@ def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
 
 def write(path: Path, blob: bytes) -> None:
     """Replaces `path` by `blob` in one step: a reader, or a crash, sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    temporary = Path(name)
+    temporary: Path | None = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.write(blob)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(
-            f"could not write {path}: {error.strerror or error}. The file before it is untouched; free some space and go on "
-            "with --resume"
+            f"could not write {path}: {error.strerror or error}. The file before it is untouched; free some space and "
+            "go on with --resume"
         ) from None
 
 
@@ -103,41 +122,60 @@ def flatten(state: Any) -> tuple[Tensors, Json]:
     """A state dataclass as (tensors, json): nested mappings of tensors become names joined by '/'."""
     tensors: Tensors = {}
     note: Json = {}
+    empty: list[str] = []
     for field in dataclasses.fields(state):
         value = getattr(state, field.name)
         if isinstance(value, Tensor | Mapping):
-            _collect(field.name, value, tensors)
+            _collect(field.name, value, tensors, empty)
         else:
             note[field.name] = value
-    return tensors, note
+    return tensors, note | ({_EMPTY: sorted(empty)} if empty else {})
 
 
 def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
-    """The state that `flatten` took apart; empty mappings come back empty."""
+    """The state that `flatten` took apart."""
     tree: Json = {}
     for name in sorted(tensors):
-        *path, leaf = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[leaf] = tensors[name]
+        _node(tree, name.split("/")[:-1])[_plain(name.split("/")[-1])] = tensors[name]
+    for name in note.get(_EMPTY, []):
+        _node(tree, name.split("/"))
     assert dataclasses.is_dataclass(kind)
+    values = tree | {name: value for name, value in note.items() if name != _EMPTY}
     names = {field.name for field in dataclasses.fields(kind)}
-    foreign = sorted((set(tree) | set(note)) - names)
-    if foreign:
-        raise CheckpointError(
-            f"the checkpoint holds {', '.join(foreign)}, unknown to {kind.__name__}: another method wrote it"
-        )
-    values = {name: note[name] if name in note else tree.get(name, {}) for name in names}
+    if set(values) != names:
+        problems = [f"holds {name}, which {kind.__name__} has not" for name in sorted(set(values) - names)]
+        problems += [f"lacks {name}" for name in sorted(names - set(values))]
+        raise CheckpointError(f"the checkpoint {'; '.join(problems)}: another method wrote it")
     return kind(**values)
 
 
-def _collect(name: str, value: Tensor | Mapping[str, Any], into: Tensors) -> None:
+def _node(tree: Json, path: list[str]) -> Json:
+    """The mapping at `path`, made where it is missing."""
+    node = tree
+    for part in path:
+        node = node.setdefault(_plain(part), {})
+        if not isinstance(node, dict):
+            raise CheckpointError(f"the checkpoint has a tensor where {'/'.join(path)} should be a mapping")
+    return node
+
+
+def _collect(name: str, value: Tensor | Mapping[str, Any], into: Tensors, empty: list[str]) -> None:
     if isinstance(value, Tensor):
         into[name] = value
         return
+    if not value:
+        empty.append(name)
     for key in value:
-        _collect(f"{name}/{key}", value[key], into)
+        _collect(f"{name}/{_quoted(key)}", value[key], into, empty)
+
+
+def _quoted(key: str) -> str:
+    """A key without '/', which joins them: a module's name may hold one."""
+    return key.replace("%", "%25").replace("/", "%2F")
+
+
+def _plain(key: str) -> str:
+    return key.replace("%2F", "/").replace("%25", "%")
 
 
 def _json(note: Json) -> str:

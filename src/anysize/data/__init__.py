@@ -14,7 +14,7 @@ from anysize.data.parts import (
     groups_of,
     to_input,
 )
-from anysize.data.sources import datasets, load
+from anysize.data.sources import datasets, from_function, load
 
 __all__ = [
     "SPLITS",
@@ -31,6 +31,7 @@ __all__ = [
     "augmentations",
     "channel_statistics",
     "datasets",
+    "from_function",
     "groups_of",
     "load",
     "split",

@@ -93,7 +93,7 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> Data | DeviceLo
     """
     options = dict(options or {})
     if ":" in name:
-        return _own(name, options)
+        return from_function(name, by_name(name, "data set", _SOURCES), options)
     if name in _SOURCES:
         source: Callable[..., Data] = _SOURCES[name]
     elif files.is_set_name(name) and files.locate(f"{name}.npz"):
@@ -355,8 +355,8 @@ def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
         raise DataError(f"{source}: {error}") from error
 
 
-def _own(name: str, options: dict[str, Any]) -> Data | DeviceLoader:
-    function = by_name(name, "data set", _SOURCES)
+def from_function(name: str, function: Any, options: dict[str, Any]) -> Data | DeviceLoader:
+    """What the user's own function gives, as in `load`; `name` is for messages."""
     if not callable(function):
         raise DataError(f"data set '{name}' is a {type(function).__name__}; it must be a function")
     first = next(iter(inspect.signature(function).parameters), None)

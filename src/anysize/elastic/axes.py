@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -535,8 +534,8 @@ def _assemble(
     )
     return Axes(
         groups,
-        MappingProxyType(dict(head)),
-        MappingProxyType({name: shape for name, shape in every.items() if name in persistent}),
+        dict(head),
+        {name: shape for name, shape in every.items() if name in persistent},
         every,
         _fixed(ran, group, producers),
         found,

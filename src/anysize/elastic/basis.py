@@ -1,8 +1,8 @@
 """Neural composition: a weight as linear combinations of one small basis.
 
-A weight W of shape (T, S, *k) is cut along its inputs into S / R1 fragments of R1 inputs each. Every fragment of every output
-is a combination of the same R2 basis vectors: W = U V with the basis V of shape (R2, R1, *k) and the coefficients U of
-shape (T, S / R1, R2). Neither T nor S appears in V, so weights of every width can share it.
+A weight W of shape (T, S, *k) is cut along its inputs into S / R1 fragments of R1 inputs each. Every fragment of every
+output is a combination of the same R2 basis vectors: W = U V with the basis V of shape (R2, R1, *k) and the
+coefficients U of shape (T, S / R1, R2). Neither T nor S appears in V, so weights of every width can share it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def project(weight: Tensor, basis: Tensor) -> Tensor:
     fragments = inputs // basis.shape[1]
     flat = weight.reshape(outputs * fragments, -1).double()  # (T S/R1, R1 k^2)
     rows = basis.reshape(basis.shape[0], -1).double()  # (R2, R1 k^2)
-    solved = torch.linalg.lstsq(rows.T, flat.T).solution.T
+    solved: Tensor = torch.linalg.lstsq(rows.T, flat.T).solution.T
     return solved.reshape(outputs, fragments, -1).to(weight.dtype).contiguous()
 
 
 def principal_basis(weight: Tensor, inputs: int, size: int) -> Tensor:
     """The orthonormal basis of `size` vectors over `inputs` inputs that fits the fragments of `weight` best."""
     flat = weight.reshape(-1, inputs * weight[0, 0].numel()).double()  # (T S/R1, R1 k^2)
-    _, _, right = torch.linalg.svd(flat, full_matrices=False)
+    right: Tensor = torch.linalg.svd(flat, full_matrices=False)[2]
     if len(right) < size:  # fewer fragments than vectors: complete the basis
         extra = torch.linalg.svd(right, full_matrices=True)[2][len(right) :]
         right = torch.cat([right, extra])
@@ -50,15 +50,17 @@ def principal_basis(weight: Tensor, inputs: int, size: int) -> Tensor:
 def orthonormal_basis(size: int, inputs: int, kernel: Sequence[int], generator: torch.Generator) -> Tensor:
     """A random basis (R2, R1, *k) with orthonormal vectors."""
     length = inputs * math.prod(kernel)
-    square, upper = torch.linalg.qr(torch.randn(length, size, generator=generator, dtype=torch.float64))
-    return (square * upper.diagonal().sign()).T.reshape(size, inputs, *kernel).float().contiguous()
+    drawn = torch.randn(length, size, generator=generator, dtype=torch.float64)
+    columns, upper = torch.linalg.qr(drawn)
+    rows: Tensor = (columns * upper.diagonal().sign()).T  # signs make the draw uniform over all orthonormal sets
+    return rows.reshape(size, inputs, *kernel).float().contiguous()
 
 
 def random_coefficients(outputs: int, fragments: int, size: int, generator: torch.Generator) -> Tensor:
     """Coefficients (T, S / R1, R2) that give the composed weight the variance of Kaiming's rule, 2 / (S k^2).
 
-    An entry of an orthonormal vector of length R1 k^2 has mean square 1 / (R1 k^2), so a composed weight has R2 var(U) /
-    (R1 k^2), which is 2 / (S k^2) for var(U) = 2 R1 / (S R2).
+    An entry of an orthonormal vector of length R1 k^2 has mean square 1 / (R1 k^2), so a composed weight has variance
+    R2 var(U) / (R1 k^2), which is 2 / (S k^2) for var(U) = 2 R1 / (S R2).
     """
     scale = math.sqrt(2 / (fragments * size))
     return torch.randn(outputs, fragments, size, generator=generator) * scale
@@ -83,21 +85,34 @@ class Composed(nn.Module):
         super().__init__()
         self.network = copy.deepcopy(network)
         for name in basis:
-            layer, _, leaf = name.rpartition(".")
-            owner = self.network.get_submodule(layer)
-            placeholder = torch.empty_like(owner._parameters.pop(leaf), device="meta")  # type: ignore[arg-type]
-            owner.register_buffer(leaf, placeholder, persistent=False)
+            weight = self.network.get_parameter(name)
+            placeholder = torch.empty_like(weight, device="meta", requires_grad=False)
+            for owner, leaf in _owners(self.network, weight):  # several where layers share the weight
+                del owner._parameters[leaf]
+                owner.register_buffer(leaf, placeholder, persistent=False)
         self.basis = nn.ParameterDict({key(name): nn.Parameter(basis[name]) for name in basis})
         self.coefficients = nn.ParameterDict({key(name): nn.Parameter(coefficients[name]) for name in basis})
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        weights = {
-            name.replace(":", "."): compose(basis, self.coefficients[name]) for name, basis in self.basis.items()
-        }
+        weights = {unkey(name): compose(basis, self.coefficients[name]) for name, basis in self.basis.items()}
         output: Tensor = functional_call(self.network, weights, inputs)
         return output
 
 
 def key(name: str) -> str:
-    """A parameter's name as a key of `Composed`: module names may not hold dots."""
-    return name.replace(".", ":")
+    """A parameter's name as a key of `Composed`, which may hold no dots.
+
+    >>> key("stage.0.weight"), unkey(key("stage.0.weight"))
+    ('stage:0:weight', 'stage.0.weight')
+    """
+    return name.replace("%", "%25").replace(":", "%3A").replace(".", ":")
+
+
+def unkey(key: str) -> str:
+    """The parameter's name that `key` made a key of."""
+    return key.replace(":", ".").replace("%3A", ":").replace("%25", "%")
+
+
+def _owners(network: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
+    """The layers that hold this very parameter, and its name in each."""
+    return [(m, leaf) for m in network.modules() for leaf, own in m._parameters.items() if own is weight]

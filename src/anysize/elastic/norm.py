@@ -1,7 +1,8 @@
 """Batch-norm: whose statistics normalise, how they are estimated, and how they become fixed.
 
-A network with "batch" or "calibrated" norms keeps no statistics: it normalises by the batch at hand. Before it is exported,
-statistics are *collected* by forward passes and *attached*, so that one sample's answer no longer depends on the others'.
+A network with "batch" or "calibrated" norms keeps no statistics: it normalises by the batch at hand. Before it is
+exported, statistics are *collected* by forward passes and *attached*, so that one sample's answer no longer depends on
+the others'.
 """
 
 from __future__ import annotations
@@ -97,29 +98,42 @@ def collect(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
         module.train(was_training)
         for handle in handles:
             handle.remove()
-    means = [total / count for count, total, _ in sums]
+    found = [_moments(norm, *entry) for norm, entry in zip(norms, sums)]
     return Statistics(
-        tuple(mean.float() for mean in means),
-        tuple((square / count - mean.square()).clamp_min(0).float() for (count, _, square), mean in zip(sums, means)),
+        tuple(mean.float() for mean, _ in found),
+        tuple(variance.float() for _, variance in found),
         tuple(count for count, _, _ in sums),
     )
 
 
+def _moments(norm: _BatchNorm, count: float, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, variance) of `count` values; those of a layer that no forward pass reaches are zero and one."""
+    if count == 0:
+        return torch.zeros(norm.num_features), torch.ones(norm.num_features)
+    mean = total / count
+    return mean, (squares / count - mean.square()).clamp_min(0)
+
+
 def merge(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all values together: by the law of total variance, so that differences between clients count."""
-    layers = range(len(parts[0].means))
-    counts = [sum(part.counts[i] for part in parts) for i in layers]
-    means = [sum((p.means[i].double() * p.counts[i] for p in parts), torch.zeros(())) / counts[i] for i in layers]
-    squares = [
-        sum(((p.variances[i].double() + p.means[i].double().square()) * p.counts[i] for p in parts), torch.zeros(()))
-        / counts[i]
-        for i in layers
-    ]
-    return Statistics(
-        tuple(mean.float() for mean in means),
-        tuple((square - mean.square()).clamp_min(0).float() for square, mean in zip(squares, means)),
-        tuple(counts),
-    )
+    """The statistics of all values together, by the law of total variance: differences between clients count too."""
+    means, variances, counts = [], [], []
+    for i in range(len(parts[0].means)):
+        mean, variance, count = _together([(p.means[i].double(), p.variances[i].double(), p.counts[i]) for p in parts])
+        means.append(mean.float())
+        variances.append(variance.float())
+        counts.append(count)
+    return Statistics(tuple(means), tuple(variances), tuple(counts))
+
+
+def _together(parts: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Tensor, float]:
+    """(mean, variance, count) of all values of one layer, from those of its parts."""
+    count = sum(own for _, _, own in parts)
+    # A layer that no forward pass reached has no values at all; its placeholder statistics stay as they are.
+    shares = torch.tensor([own / count if count else 1 / len(parts) for _, _, own in parts], dtype=torch.float64)
+    mean = torch.tensordot(shares, torch.stack([own for own, _, _ in parts]), dims=1)
+    within = torch.tensordot(shares, torch.stack([own for _, own, _ in parts]), dims=1)
+    between = torch.tensordot(shares, torch.stack([(own - mean).square() for own, _, _ in parts]), dims=1)
+    return mean, within + between, count
 
 
 def attach(module: nn.Module, statistics: Statistics) -> nn.Module:

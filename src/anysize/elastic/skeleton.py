@@ -38,7 +38,8 @@ def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
 
     Args:
         module: any module.
-        constants: keep non-persistent buffers real; False puts them on the meta device too, so that the copy can run there.
+        constants: keep non-persistent buffers real; False puts them on the meta device too, so that the copy can run
+            there.
     """
     memo: dict[int, object] = {}
     stay = set() if not constants else {id(buffer) for buffer in _constants(module)}

@@ -266,6 +266,12 @@ def _attention(module: nn.MultiheadAttention, cut: Cut) -> None:
     module.vdim = module.embed_dim if same else module.v_proj_weight.shape[1]
 
 
+@layer(nn.Transformer)
+def _transformer(module: nn.Transformer, cut: Cut) -> None:
+    for attention in (part for part in module.modules() if isinstance(part, nn.MultiheadAttention)):
+        module.d_model, module.nhead = attention.embed_dim, attention.num_heads
+
+
 # --- narrowing ----------------------------------------------------------------------------------------------
 
 
@@ -307,7 +313,7 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if own else small
     with _PlainCopies():
         result = copy.deepcopy(module, memo)
-    for path, part in result.named_modules():
+    for path, part in reversed(list(result.named_modules())):  # parts before the modules that hold them
         rules = (LAYERS[kind] for kind in type(part).__mro__ if kind in LAYERS)
         for rule in list(rules)[:1]:
             rule(part, Cut(path, axes, kept))

@@ -31,7 +31,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal
@@ -151,7 +151,7 @@ class Extent:
 
     def lanes(self) -> list[Tensor]:
         """The labels along the axis, one row per plane, cut at `stop`."""
-        rows = [plane.movedim(self.axis, 0).flatten(1)[:, 0] for plane in self.planes]
+        rows = [plane.movedim(self.axis, 0).reshape(plane.shape[self.axis], -1)[:, 0] for plane in self.planes]
         return [row.expand(self.size)[: self.stop] for row in rows]
 
 
@@ -274,11 +274,15 @@ class SizeNote:
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of one tensor: its planes, and whether it is neutral or static."""
+    """What is known of one tensor: its planes, and whether it is neutral or static.
+
+    `loose` are the axes along which it was expanded from size 1: there its size follows whatever it meets.
+    """
 
     planes: Planes = ()
     neutral: bool = False
     static: bool = False
+    loose: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -405,8 +409,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise AssertionError(f"plane {tuple(small.shape)} on tensor {tuple(tensor.shape)}")
             key = (varying(small), self.classes.roots(small).numpy().tobytes())
             kept.setdefault(key, small)
-        self.grids.extend(plane for plane in kept.values() if len(varying(plane)) > 1)
-        self._labels[id(tensor)] = (tensor, Labels(tuple(kept.values()), neutral, static))
+        thin = self._one_each(list(kept.values()))
+        self.grids.extend(plane for plane in thin if len(varying(plane)) > 1)
+        self._labels[id(tensor)] = (tensor, Labels(thin, neutral, static))
+
+    def _one_each(self, planes: list[Tensor]) -> Planes:
+        """One plane for each set of axes: two that merged into one axis cannot both be elastic there.
+
+        A plane that is pinned anyway yields, then the one with fewer classes, which is pinned for that.
+        """
+        chosen: dict[tuple[int, ...], Tensor] = {}
+        pinned = self.classes.pinned_roots() if len(planes) > 1 else None
+        for plane in planes:
+            rival = chosen.setdefault(varying(plane), plane)
+            if rival is plane or pinned is None:
+                continue
+            roots = [np.unique(self.classes.roots(each).numpy()) for each in (rival, plane)]
+            ranks = [(not pinned[own].all(), own.size) for own in roots]
+            winner, loser = (plane, rival) if ranks[1] > ranks[0] else (rival, plane)
+            self.classes.pin(loser)
+            chosen[varying(plane)] = winner
+        return tuple(chosen.values())
 
     def adopt(self, tensor: Tensor, name: str, labels: Sequence[Tensor | None]) -> None:
         """Give a parameter or buffer one plane per axis that has labels."""
@@ -474,13 +497,66 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.unite_along(plane, *(axis for axis in varying(plane) if axis != finest))
 
     def settle_grids(self) -> None:
-        """Resolve every grid seen, until nothing changes."""
-        while True:
+        """Resolve every grid seen and every size that the code asks to be equal, until nothing changes."""
+        for resolve in (self._settle_each_grid, self._couple_sizes):
             before = self.classes.parent.copy()
-            for plane in self.grids:
-                self.settle(plane)
-            if np.array_equal(before, self.classes.parent):
+            resolve()
+            if not np.array_equal(before, self.classes.parent):
+                self.settle_grids()  # sizes are only compared once every grid has its shape
                 return
+
+    def _settle_each_grid(self) -> None:
+        for plane in self.grids:
+            self.settle(plane)
+
+    def _couple_sizes(self) -> None:
+        """Unite axes whose sizes Python code takes from one another, as `view(B, T, C)` with another's C does."""
+        by_attribute: dict[str, list[Extent]] = {}
+        for note in self.notes:
+            wanted = note.expression
+            if isinstance(wanted, Extent):
+                self._match([wanted, note.extent])
+            elif isinstance(wanted, Attribute):
+                by_attribute.setdefault(wanted.path, []).append(note.extent)
+        for extents in by_attribute.values():
+            self._match(extents)
+        for note in self.notes:
+            self._couple_quotient(note, by_attribute)
+
+    def _match(self, extents: Sequence[Extent]) -> None:
+        lanes = [lane for lane in map(self._own_lane, extents) if lane is not None]
+        for lane in lanes[1:]:
+            if lane.shape == lanes[0].shape and not self._same_count(lanes[0], lane):
+                self.classes.unite(lanes[0], lane)
+
+    def _same_count(self, whole: Tensor, part: Tensor) -> bool:
+        """Whether the same fraction of both stays, whatever is kept: their classes are the same, as often."""
+        own = self.classes.roots(part).repeat(whole.numel() // part.numel())
+        return torch.equal(self.classes.roots(whole).sort()[0], own.sort()[0])
+
+    def _own_lane(self, extent: Extent) -> Tensor | None:
+        """The labels of an axis if any plane varies along it alone; None for a slice's bound."""
+        small = [self.compact(plane) for plane in extent.planes]
+        own = [plane.flatten() for plane in small if varying(plane) == (extent.axis,)]
+        return own[0] if own and extent.stop is None else None
+
+    def _couple_quotient(self, note: SizeNote, by_attribute: Mapping[str, Sequence[Extent]]) -> None:
+        """Unite what a size such as `C // heads` relates: with the parts' channels, or with the heads."""
+        wanted = note.expression
+        if not isinstance(wanted, Arithmetic) or wanted.apply is not operator.floordiv:
+            return
+        if not isinstance(wanted.left, Extent) or not isinstance(wanted.right, Attribute | int):
+            return
+        whole, part = self._own_lane(wanted.left), self._own_lane(note.extent)
+        if whole is None or whole.numel() % note.extent.size:
+            return
+        grid = whole.reshape(-1, note.extent.size)
+        if part is not None and not self._same_count(whole, part):
+            self.classes.unite(grid, part)
+        elif part is None and isinstance(wanted.right, Attribute):
+            parts = map(self._own_lane, by_attribute.get(wanted.right.path, ()))
+            for lane in (lane for lane in parts if lane is not None and lane.numel() == len(grid)):
+                self.classes.unite(grid, lane.reshape(-1, 1))
 
     def lane(self, planes: Iterable[Tensor], axis: int) -> Tensor | None:
         """The labels along one axis, (size,), after every other axis has been fixed; None without labels."""
@@ -522,6 +598,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             apply = _pointwise
         if apply is None and call.func.is_view:
             apply = _move
+        loose = _loose_axes(call, given) if apply in (_pointwise, _expand) else frozenset()
+        self._label_results(call, given, apply)
+        for result in call.results() if loose else ():
+            self._labels[id(result)] = (result, replace(self._labels[id(result)][1], loose=loose))
+
+    def _label_results(self, call: Call, given: list[Labels], apply: Rule | None) -> None:
         if not any(labels.planes for labels in given):
             neutral = all(labels.neutral for labels in given)
             static = bool(given) and all(labels.static for labels in given)
@@ -563,10 +645,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         self._settle_unequal(planes)
         self._unite_equal(planes)
+        for place, (shape, labels) in enumerate(operands):
+            shift = dims - len(shape)
+            sizes[place] = tuple(1 if axis - shift in labels.loose else size for axis, size in enumerate(sizes[place]))
         for mine, rows in enumerate(planes):
             others = [k for k in range(len(planes)) if k != mine and not operands[k][1].neutral]
             planes[mine] = [self._against(plane, [(sizes[k], planes[k]) for k in others]) for plane in rows]
-        return tuple(plane for rows in planes for plane in rows)
+        met: dict[tuple[int, ...], Tensor] = {}
+        for plane in (plane for rows in planes for plane in rows):
+            first = met.get(varying(plane), plane)
+            met[varying(plane)] = torch.where(first == 0, plane, first)  # united, but for "always there"
+        return tuple(met.values())
 
     def _settle_unequal(self, planes: list[list[Tensor]]) -> None:
         """Settle each grid that meets a plane which varies along other axes than it does."""
@@ -716,6 +805,28 @@ def _move(tracer: Tracer, call: Call) -> None:
     _put_all(tracer, call, [tuple(own) for own in planes], like=source)
 
 
+@rule("expand")
+def _expand(tracer: Tracer, call: Call) -> None:
+    """A view in which an axis of size 1 takes any size; `_loose_axes` remembers which."""
+    _move(tracer, call)
+
+
+def _loose_axes(call: Call, given: Sequence[Labels]) -> frozenset[int]:
+    """The axes of a result whose size comes only from expanding: they follow what they meet."""
+    result = call.results()[0]
+    found = set()
+    for axis in range(result.dim()):
+        sizes = []
+        for tensor, labels in zip(call.tensors(), given):
+            own = axis - (result.dim() - tensor.dim())
+            full = own >= 0 and tensor.shape[own] > 1
+            sizes.append("loose" if own in labels.loose else "full" if full else "one")
+        grown = call.name == "expand" and result.shape[axis] > 1
+        if "full" not in sizes and ("loose" in sizes or grown):
+            found.add(axis)
+    return frozenset(found)
+
+
 RULES.update(dict.fromkeys(("repeat", "pixel_shuffle", "pixel_unshuffle"), _move))
 
 
@@ -816,6 +927,8 @@ def _put_joined(tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...
             mine = row[place]
             row[place] = plane if mine is None else mine
             tracer.couple(mine, plane if mine is not None else None, loose=True)
+    for slot, row in slots.items():
+        _fix_unmatched(tracer, slot, row, parts)
     planes = [_joined(slot, row, parts, axis) for slot, row in slots.items()]
     given = [labels for _, labels in parts]
     tracer.put(
@@ -824,6 +937,18 @@ def _put_joined(tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...
         neutral=all(labels.neutral for labels in given),
         static=all(labels.static for labels in given),
     )
+
+
+def _fix_unmatched(
+    tracer: Tracer,
+    slot: tuple[int, ...],
+    row: list[Tensor | None],
+    parts: Sequence[tuple[tuple[int, ...], Labels]],
+) -> None:
+    """Fix the axes of a slot that some part has in full but without labels."""
+    bare = [labels for plane, (_, labels) in zip(row, parts) if plane is None and not labels.neutral]
+    for other in slot if bare else ():
+        row[:] = [plane if plane is None else tracer.fix_along(plane, other) for plane in row]
 
 
 def _joined(
@@ -1265,7 +1390,7 @@ _INPUT_NAMES: dict[type[nn.Module], tuple[str, ...]] = {
 }
 
 
-def _one_step(module: nn.RNNBase, forward: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+def _one_step(module: Any, forward: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     """What a recurrent module returns, by shape: on the meta device every time step costs as much as the first."""
     source, *states = given
     if not isinstance(source, Tensor):
@@ -1288,10 +1413,8 @@ def _wrap_leaf(tracer: Tracer, module: nn.Module) -> None:
             return original(*args, **kwargs)
         given = tuple(args) + tuple(kwargs.get(name) for name in names[len(args) :])
         with tracer.pause():
-            if isinstance(module, nn.RNNBase):
-                result = _one_step(module, original, given)
-            else:
-                result = original(*args, **kwargs)
+            brief = isinstance(module, nn.RNNBase)
+            result = _one_step(module, original, given) if brief else original(*args, **kwargs)
             try:
                 LEAVES[kind](tracer, module, given, result)
             except Clash:
@@ -1544,16 +1667,26 @@ def run(
     return found
 
 
-def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> Any:
-    fast = torch.backends.mha.get_fastpath_enabled()
+@contextmanager
+def _plain_transformers() -> Iterator[None]:
+    """torch's transformer layers without the fused path, and without a look at the values of a mask."""
+    layers: Any = nn.modules.transformer
+    fast, detect = torch.backends.mha.get_fastpath_enabled(), layers._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
+    layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
     try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(torch.device("meta"))
-            stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
-            stack.enter_context(SizeWatch(tracer))
-            stack.enter_context(tracer)
-            return network(*given)
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        layers._detect_is_causal_mask = detect
+
+
+def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> Any:
+    with ExitStack() as stack:
+        stack.enter_context(_plain_transformers())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
+        stack.enter_context(SizeWatch(tracer))
+        stack.enter_context(tracer)
+        return network(*given)

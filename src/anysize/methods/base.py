@@ -1,8 +1,8 @@
 '''The contract that every method keeps: ten verbs over an explicit state.
 
 The server holds a `State`. In a round it *extracts* a sub-model for each client; the client *builds* a network from
-it, trains it with the method's *loss*, and *packs* what it learned into an update; the server *aggregates* the updates into
-a new state. At any time the state can be *customised* to an ordinary network of some size.
+it, trains it with the method's *loss*, and *packs* what it learned into an update; the server *aggregates* the updates
+into a new state. At any time the state can be *customised* to an ordinary network of some size.
 
 A method is a frozen dataclass: its fields are its hyperparameters and its schema in the experiment file. It keeps no
 state of its own. This toy trains one network everywhere and keeps the last answer that came:
@@ -21,7 +21,7 @@ state of its own. This toy trains one network everywhere and keeps the last answ
             width = context.sizes[0].width
             return sub_model(client, cut(context, state.tensors, width), width=width)
         def aggregate(self, context, state, updates):
-            *_, last = updates
+            *_, last = checked(context, updates)
             return LastState(paste(context, state.tensors, last.tensors, last.width))
         def customize(self, context, state, size):
             return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
@@ -31,6 +31,7 @@ state of its own. This toy trains one network everywhere and keeps the last answ
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,13 +217,30 @@ def class_weights(context: Context, update: Update) -> Tensor | None:
 
 
 def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
-    """The updates as they stream, each refused with its client's name if it holds a number that is not finite."""
+    """The updates as they stream, each refused with its client's name if it cannot be averaged.
+
+    That is: numbers that are not finite, a number of samples that is none, classes that the task has not.
+    `StreamingMean` refuses names and shapes that do not fit.
+    """
     for update in updates:
-        # One sum per tensor first: it is finite unless something in it is not (or it overflows, which is as bad).
-        for name, tensor in update.tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
-                raise MethodError(
-                    f"round {update.ticket['round']}: client {update.ticket['client']} sent numbers that are not finite in "
-                    f"{name}; training diverged. Lower training.learning_rate or set training.clip"
-                )
+        problems = [
+            f"{name} with numbers that are not finite: lower training.learning_rate or set training.clip"
+            for name, tensor in update.tensors.items()
+            if not _finite(tensor)
+        ]
+        samples, classes = update.ticket.get("samples"), update.ticket.get("classes")
+        if not isinstance(samples, int | float) or not 0 < samples < math.inf:
+            problems.append(f"samples = {samples!r}; a number above 0 is needed")
+        if classes is not None and (len(classes) != context.classes or not set(classes) <= {0, 1}):
+            problems.append(f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed")
+        if problems:
+            ticket = update.ticket
+            raise MethodError(f"round {ticket['round']}: client {ticket['client']} sent {'; '.join(problems)}")
         yield update
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, by one sum: it is, unless something in it is not (or it overflows, as bad)."""
+    if not tensor.is_floating_point():
+        return True
+    return bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))

@@ -3,9 +3,9 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from Decentralized
 Data". AISTATS 2017.
 
-In a fleet of unequal devices there are two ways to use it, both baselines of the methods here: give everybody the network
-that the weakest device can train, or pretend that every device can train every width and train one network for each
-(an upper bound that no real fleet reaches).
+In a fleet of unequal devices there are two ways to use it, both baselines of the methods here: give everybody the
+network that the weakest device can train, or pretend that every device can train every width and train one network for
+each (an upper bound that no real fleet reaches).
 
 Equation index: Algorithm 1, w_{t+1} = sum_k (n_k / n) w_k -> `FedAvg.aggregate`.
 
@@ -41,8 +41,8 @@ class FedAvg(Method[FedAvgState]):
     """One network for all, averaged.
 
     Attributes:
-        width: "weakest": every client trains the smallest size of the fleet; "each": every client trains one network of every
-            size, whatever its capacity.
+        width: "weakest": every client trains the smallest size of the fleet; "each": every client trains one network of
+            every size, whatever its capacity.
     """
 
     width: Literal["weakest", "each"] = "weakest"

@@ -11,22 +11,27 @@ Mei, Guo, Zhou, Patel. "Resource-Adaptive Federated Learning with All-In-One Neu
     lambda      orthogonality                           scalar
     D_k         update.ticket["samples"]                |D_k| is the weight of client k
 
-Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonality_loss`; Eq. (4) -> `FLANC.aggregate`.
+Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonality_loss`; Eq. (4) ->
+`FLANC.aggregate`.
 
-What is composed: every weight with at least two axes whose outputs change with the width and whose inputs are another layer's
-outputs, except 1 x 1 convolutions: convolutions, linear, recurrent and attention weights. The rest of a width's network (norm layers, biases, the
-classifier, projections) is dense, belongs to the width and is averaged over its clients. A layer that no width changes,
-such as a stem that is kept whole, is one for all widths and averaged over all clients.
+What is composed: every trained weight with at least two axes whose outputs change with the width and whose inputs are
+another layer's outputs, except 1 x 1 convolutions: convolutions, linear, recurrent and attention weights. The rest of a
+width's network (norm layers, biases, the classifier, projections, frozen weights) is dense, belongs to the width and is
+averaged over its clients. A layer that no width changes, such as a stem that is kept whole, is one for all widths and
+averaged over all clients.
 
 Departures:
-- The paper gives neither lambda nor its form in numbers; the authors' code has 10 times the *mean* of the squared entries per
-  layer, and that is the default here. `orthogonality_form = "sum"` is Eq. (3) to the letter.
-- The authors' code counts clients in both means; Eq. (4) weights by |D_k|, and so does this. [tricks] weighting has both.
+- The paper gives neither lambda nor its form in numbers; the authors' code has 10 times the *mean* of the squared
+  entries per layer, and that is the default here. `orthogonality_form = "sum"` is Eq. (3) to the letter.
+- The authors' code counts clients in both means; Eq. (4) weights by |D_k|, and so does this. [tricks] weighting has
+  both.
 - The authors' code keeps a copy of an unscaled stem per width; `share_unscaled = false` does.
-- R2 is at most 15/16 of the length R1 k^2 of a basis vector: more vectors cannot be orthogonal, and as many would save nothing.
-  It only matters for linear and recurrent layers (k = 1), where 15/16 is what the paper's parameter counts imply.
-- Coefficients start with the variance that gives the composed weight Kaiming's, at every width. From pretrained weights, the
-  basis starts with their principal directions and every width's coefficients with the nearest fit to its slice.
+- R2 is at most 15/16 of the length R1 k^2 of a basis vector: more vectors cannot be orthogonal, and as many would save
+  nothing. It only matters for linear and recurrent layers (k = 1), where 15/16 is what the paper's parameter counts
+  imply.
+- Coefficients start with the variance that gives the composed weight Kaiming's, at every width. From pretrained
+  weights, the basis starts with their principal directions and every width's coefficients with the nearest fit to its
+  slice.
 - A width that was never trained is a slice of the largest trained network: where the slice holds whole fragments it
   lies in the span of the basis already, so projecting it on the basis changes nothing.
 """
@@ -37,7 +42,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,12 +57,13 @@ from anysize.elastic.basis import (
     principal_basis,
     project,
     random_coefficients,
+    unkey,
 )
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError, unknown
 from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, paste, sub_model
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step, Tricks
+from anysize.objectives import Batch, Step
 from anysize.rng import generator
 from anysize.wire import Tensors
 
@@ -104,22 +110,17 @@ class FLANC(Method[FLANCState]):
     share_unscaled: bool = True
 
     summary = "every width composed from one shared orthogonal basis (Mei et al. 2022)"
-    exceptions = {
+    exceptions: ClassVar[Mapping[str, str]] = {
         "pretrained_start": "composed weights lie in the span of a basis that is smaller than the weight",
     }
 
     def __post_init__(self) -> None:
-        problems = []
-        for name in ("basis_inputs", "basis_size"):
-            if not 0 < getattr(self, name) <= 1:
-                problems.append(f"{name} = {getattr(self, name)}; allowed: a fraction in (0, 1]")
-        if self.orthogonality < 0:
+        problems = _fraction_problems("", {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size})
+        if not 0 <= self.orthogonality < math.inf:
             problems.append(f"orthogonality = {self.orthogonality}; allowed: 0 (off) or more")
         if self.orthogonality_form not in ("mean", "sum"):
             problems.append(f"orthogonality_form = '{self.orthogonality_form}'; allowed: 'mean', 'sum'")
-        for pattern, options in self.layers.items():
-            foreign = sorted(set(options) - {"basis_inputs", "basis_size"})
-            problems += [f"layers.'{pattern}' has '{name}'; allowed: basis_inputs, basis_size" for name in foreign]
+        problems += _layer_problems(self.layers)
         if problems:
             raise MethodError("flanc: " + "; ".join(problems))
 
@@ -165,17 +166,20 @@ class FLANC(Method[FLANCState]):
     def aggregate(self, context: Context, state: FLANCState, updates: Iterable[Update]) -> FLANCState:
         """Eq. (4): the basis over all clients, coefficients and dense tensors over the clients of their width."""
         head = context.axes.head
-        basis, shared = StreamingMean(state.basis), StreamingMean(state.shared)
+        basis, shared = StreamingMean(state.basis), StreamingMean(state.shared, head)
         coefficients = {width: StreamingMean(tensors) for width, tensors in state.coefficients.items()}
         dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
         for update in checked(context, updates):
             weight, width = update.weight(context.tricks), _key(update.width)
-            parts = _parts(update.tensors)
+            if width not in coefficients:
+                raise MethodError(f"flanc: an update has width {width}; trained are {', '.join(coefficients)}")
+            parts, classes = _parts(update.tensors), class_weights(context, update)
             basis.add(parts["basis"], weight)
             coefficients[width].add(parts["coefficients"], weight)
-            shared.add({name: t for name, t in parts["network"].items() if name in state.shared}, weight)
+            common = {name: t for name, t in parts["network"].items() if name in state.shared}
             own = {name: t for name, t in parts["network"].items() if name not in state.shared}
-            dense[width].add(own, weight, classes=class_weights(context, update))
+            shared.add(common, weight, classes=classes)
+            dense[width].add(own, weight, classes=classes)
         return FLANCState(
             basis.result(),
             {width: mean.result() for width, mean in coefficients.items()},
@@ -198,7 +202,8 @@ class FLANC(Method[FLANCState]):
 
     def notices(self, context: Context) -> list[str]:
         return [
-            f"flanc: {name}: basis_inputs gives R1 = {f.asked}, which does not divide every trained input width; R1 = {f.inputs}"
+            f"flanc: {name}: basis_inputs gives R1 = {f.asked}, which does not divide every trained input width; "
+            f"R1 = {f.inputs}"
             for name, f in self.factors(context).items()
             if f.inputs != f.asked
         ]
@@ -242,27 +247,26 @@ def orthogonality_loss(bases: Iterable[Tensor], form: str = "sum") -> Tensor:
 
 
 def composed_names(context: Context) -> list[str]:
-    """Weights whose outputs change with the width and whose inputs are another layer's, 1 x 1 convolutions excepted."""
+    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions."""
     grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
     return [
         name
         for name, parameter in context.template.named_parameters()
         if parameter.dim() >= 2
+        and parameter.requires_grad
         and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
         and context.axes.elastic(name, 0)
         and (name, 1) in grouped
+        and not any((name, axis) in grouped for axis in range(2, parameter.dim()))  # a basis has one kernel for all
     ]
 
 
 def unscaled_names(context: Context) -> list[str]:
     """Tensors of layers that no width changes."""
-    axes = context.axes
-    scaled = {
-        name.rpartition(".")[0]
-        for name, shape in axes.shapes.items()
-        if any(axes.elastic(name, axis) for axis in range(len(shape)))
-    }
-    return [name for name in axes.shapes if name.rpartition(".")[0] not in scaled]
+    # Membership, not `elastic`: an axis of which only a part changes (a concatenation) changes all the same.
+    members = (member for group in context.axes.groups if not group.frozen for member in group.members)
+    scaled = {member.name.rpartition(".")[0] for member in members}
+    return [name for name in context.axes.shapes if name.rpartition(".")[0] not in scaled]
 
 
 def composed_tensors(state: FLANCState, width: str) -> Tensors:
@@ -316,5 +320,28 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
     parts: dict[str, Tensors] = {"basis": {}, "coefficients": {}, "network": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
-        parts[part][rest if part == "network" else rest.replace(":", ".")] = tensor
+        if part not in parts:
+            raise MethodError(f"flanc: an update holds '{name}', which is neither basis, coefficients nor network")
+        parts[part][rest if part == "network" else unkey(rest)] = tensor
     return parts
+
+
+def _fraction_problems(where: str, options: Mapping[str, object]) -> list[str]:
+    return [
+        f"{where}{name} = {value!r}; allowed: a fraction in (0, 1]"
+        for name, value in options.items()
+        if not isinstance(value, int | float) or not 0 < value <= 1
+    ]
+
+
+def _layer_problems(layers: object) -> list[str]:
+    if not isinstance(layers, Mapping):
+        return [f"layers = {layers!r}; allowed: a table of name patterns"]
+    problems = []
+    for pattern, options in layers.items():
+        where = f"layers.'{pattern}'"
+        if not isinstance(options, Mapping) or set(options) - {"basis_inputs", "basis_size"}:
+            problems.append(f"{where} = {options!r}; allowed: a table with basis_inputs, basis_size")
+        else:
+            problems += _fraction_problems(f"{where}.", options)
+    return problems

@@ -9,20 +9,22 @@ ICLR 2021.
     r^{p-1}         size.width                      scalar
     Scaler          _Scaler                         divides a layer's output by the width, in training only
 
-Equation index: Eqs. (1)-(3), the mean of every entry over the clients whose sub-network has it -> `HeteroFL.aggregate`;
-masked cross-entropy and static batch-norm -> [tricks] masked_loss, batch_norm = "calibrated"; the authors' code averages
-a classifier row only over clients that hold its class -> classwise_head, and counts clients rather than samples ->
-weighting = "clients".
+Equation index: Eqs. (1)-(3), the mean of every entry over the clients whose sub-network has it ->
+`HeteroFL.aggregate`; masked cross-entropy and static batch-norm -> [tricks] masked_loss, batch_norm = "calibrated"; the
+authors' code averages a classifier row only over clients that hold its class -> classwise_head, and counts clients
+rather than samples -> weighting = "clients".
 
-Departures: slices follow the width groups that tracing finds, instead of rules per architecture. The scaler stands after each
-convolution and linear layer whose outputs are narrowed; the authors put it there too, but between a convolution and its
-batch-norm, where it has almost no effect, it is left out where the two are neighbours in one container.
+Departures: slices follow the width groups that tracing finds, instead of rules per architecture. The scaler stands
+after each convolution and linear layer whose outputs are narrowed; the authors put it there too, but between a
+convolution and its batch-norm, where it has almost no effect, it is left out where the two are neighbours in one
+container.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -49,8 +51,8 @@ class HeteroFL(Method[HeteroFLState]):
     """Prefix slices of one network.
 
     Attributes:
-        scaler: divide the outputs of narrowed layers by the width while training, as dropout does, so that the full network
-            sees activations of the size that its parts were trained on.
+        scaler: divide the outputs of narrowed layers by the width while training, as dropout does, so that the full
+            network sees activations of the size that its parts were trained on.
     """
 
     scaler: bool = True
@@ -102,7 +104,7 @@ class _Scaler:
 
 
 def narrowed_layers(context: Context, network: nn.Module) -> Iterator[nn.Module]:
-    """Convolutions and linear layers with fewer outputs than in the full network, unless a batch-norm follows next door."""
+    """Convolutions and linear layers that lost outputs, unless a batch-norm follows next door."""
     followed = {id(layer) for layer in _before_norm(network)}
     for name, layer in network.named_modules():
         if not isinstance(layer, nn.Linear | _ConvNd) or id(layer) in followed:
@@ -114,7 +116,6 @@ def narrowed_layers(context: Context, network: nn.Module) -> Iterator[nn.Module]
 
 def _before_norm(network: nn.Module) -> Iterator[nn.Module]:
     for container in network.modules():
-        children = list(container.children())
-        for layer, after in zip(children, children[1:]):
+        for layer, after in pairwise(container.children()):
             if isinstance(after, _BatchNorm):
                 yield layer

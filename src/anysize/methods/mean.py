@@ -1,16 +1,18 @@
 """Weighted means that stream: one update is folded in at a time, entries that nobody trained keep their value.
 
-The mean is updated in place as m <- m + (w / W) (x - m), where W is the weight seen so far. So no copy per client is held,
-and an update that changes nothing leaves the very same bits.
+The mean is updated in place as m <- m + (w / W) (x - m), where W is the weight seen so far. So no copy per client is
+held, and an update that changes nothing leaves the very same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
+from anysize.errors import MethodError
 from anysize.wire import Tensors
 
 Index = tuple[Tensor | None, ...]
@@ -55,6 +57,7 @@ class StreamingMean:
         """
         for name, tensor in tensors.items():
             at = index[name] if index is not None else ()
+            self._check(name, tensor, at)
             share = self._share(name, tensor, weight, classes)
             if any(part is not None for part in at):
                 self._fold_part(name, tensor, share, at)
@@ -63,14 +66,28 @@ class StreamingMean:
 
     def result(self) -> Tensors:
         """The means, and the old values of tensors and entries that nobody sent."""
-        return {name: self._mean.get(name, old) for name, old in self._before.items()}
+        return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}
+
+    def _check(self, name: str, tensor: Tensor, at: Index) -> None:
+        """Refuses what does not fit: a size of one would otherwise spread over its whole axis."""
+        if name not in self._before:
+            raise MethodError(f"an update holds '{name}', which the state does not")
+        full = self._before[name].shape
+        shape = tuple(size if rows is None else len(rows) for size, rows in zip_longest(full, at))
+        if tensor.shape != shape:
+            raise MethodError(f"an update's '{name}' has shape {tuple(tensor.shape)}; {shape} was asked for")
 
     def _share(self, name: str, tensor: Tensor, weight: float, classes: Tensor | None) -> Tensor:
         if classes is None or name not in self._head:
-            return torch.full((1,) * tensor.dim(), weight)
+            return torch.full((1,) * tensor.dim(), weight, dtype=self._precision(name))
         shape = [1] * tensor.dim()
         shape[self._head[name]] = -1
-        return (classes * weight).reshape(shape)
+        return (classes.to(self._precision(name)) * weight).reshape(shape)
+
+    def _precision(self, name: str) -> torch.dtype:
+        """Of a tensor's mean and weights: its own, but single at least."""
+        own = self._before[name].dtype
+        return torch.promote_types(own, torch.float32) if own.is_floating_point else torch.float32
 
     def _fold(self, name: str, tensor: Tensor, share: Tensor) -> None:
         mean, total = self._open(name, share.shape)
@@ -98,15 +115,16 @@ class StreamingMean:
 
     def _open(self, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
         if name not in self._mean:
-            self._mean[name] = self._before[name].clone()
-            self._weight[name] = torch.zeros(tuple(shape))
+            old, precision = self._before[name], self._precision(name)
+            self._mean[name] = old.to(precision if old.is_floating_point() else old.dtype, copy=True)
+            self._weight[name] = torch.zeros(tuple(shape), dtype=precision)
         return self._mean[name], self._weight[name]
 
 
 def _move(mean: Tensor, tensor: Tensor, share: Tensor, total: Tensor) -> None:
     """m <- m + (w / W) (x - m), in place; where the weight is zero nothing moves."""
     if mean.is_floating_point():
-        mean.lerp_(tensor, share / total.clamp_min(torch.finfo(total.dtype).tiny))
+        mean.lerp_(tensor.to(mean.dtype), share / total.clamp_min(torch.finfo(total.dtype).tiny))
     else:
         torch.maximum(mean, tensor, out=mean)  # counters, such as batch-norm's number of batches
 

@@ -10,34 +10,33 @@ from torch import nn
 from anysize.models.shapes import image, positive
 
 
-def small_cnn(
-    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 128)
-) -> nn.Sequential:
+def small_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 128)) -> nn.Sequential:
     """3x3 convolutions with batch-norm, pooled early: fast on a CPU.
 
-    The image is halved right after the first convolution and after each further one but the last, then
-    averaged over its whole area. Weights start as torch's layers do.
+    The image is halved after every convolution as long as two pixels are left, and what remains, averaged to at most
+    4 x 4, is flattened into the classifier. Weights start as torch's layers do.
 
     Args:
         input_shape: (C, H, W).
         classes: outputs.
         channels: of each convolution.
     """
-    width, height, breadth = image("small-cnn", input_shape)
+    width, *sides = image("small-cnn", input_shape)
     positive("small-cnn", channels=[*channels, classes])
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    side = min(height, breadth)
     for number, out in enumerate(channels, start=1):
         layers[f"conv{number}"] = nn.Conv2d(width, out, 3, padding=1, bias=False)
         layers[f"norm{number}"] = nn.BatchNorm2d(out)
         layers[f"relu{number}"] = nn.ReLU()
-        if side >= 4 and (number == 1 or number < len(channels)):
+        if min(sides) >= 4:
             layers[f"pool{number}"] = nn.MaxPool2d(2)
-            side //= 2
+            sides = [side // 2 for side in sides]
         width = out
-    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    if max(sides) > 4:
+        sides = [min(side, 4) for side in sides]
+        layers["average"] = nn.AdaptiveAvgPool2d((sides[0], sides[1]))
     layers["flatten"] = nn.Flatten()
-    layers["head"] = nn.Linear(width, classes)
+    layers["head"] = nn.Linear(width * sides[0] * sides[1], classes)
     return nn.Sequential(layers)
 
 

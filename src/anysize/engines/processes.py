@@ -1,0 +1,322 @@
+"""Clients in worker processes of our own, one thread each; the same bits as in one process.
+
+Clients are handed out in the order in which their updates are folded in, which is by predicted cost, largest first: so the
+workers end a round together. At most twice as many clients as workers are ahead of the fold; each lives in a *slot*, a piece of
+shared memory that holds its sub-model and then its update, so that a round's memory does not grow with its clients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anysize import config as configs
+from anysize import errors
+from anysize.data import TensorPart
+from anysize.engines import shared
+from anysize.engines.base import Engine
+from anysize.engines.worker import KEY
+from anysize.errors import AnysizeError
+from anysize.methods.base import SubModel, Update
+from anysize.wire import Json, Tensors, load
+
+if TYPE_CHECKING:
+    from anysize.experiment import Experiment
+
+_ATTEMPTS = 3  # workers that may die over one client
+_START_SECONDS = 120
+_SPARE = 1 << 16  # bytes in a slot beside twice the sub-model
+
+
+@dataclass
+class _Worker:
+    """A process and the task it has in hand."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection[bytes, bytes]
+    task: _Task | None = None
+
+
+@dataclass
+class _Task:
+    """One client's work: its place in the order, its slot and what was sent."""
+
+    position: int
+    slot: int
+    message: bytes
+    attempts: int = 0
+
+
+@dataclass
+class _Slot:
+    """A piece of shared memory."""
+
+    path: Path
+    memory: Tensor
+
+
+@dataclass
+class _Flow:
+    """One pass over the clients: what waits, what has come, what is next."""
+
+    source: Iterator[SubModel]
+    again: deque[_Task] = field(default_factory=deque)
+    done: dict[int, tuple[_Task, Update]] = field(default_factory=dict)
+    sent: int = 0
+    out: int = 0
+    exhausted: bool = False
+
+
+class Processes(Engine):
+    """Runs clients in worker processes.
+
+    Args:
+        experiment: one that other processes can be told about (see `obstacle`).
+        kept: what stayed with each client, by its id.
+        workers: how many; by default one per core.
+    """
+
+    def __init__(self, experiment: Experiment, kept: Mapping[int, Tensors], workers: int | None = None) -> None:
+        self._kept = kept
+        self._count = workers or os.cpu_count() or 1
+        self._home = shared.folder()
+        self._slots: list[_Slot | None] = [None] * (2 * self._count)
+        self._names = 0
+        self._free = deque(range(2 * self._count))
+        self._key = secrets.token_bytes(32)
+        self._hello = json.dumps(_hello(experiment, Path(self._home.name))).encode()
+        self._listener = Listener(authkey=self._key)
+        self._workers: list[_Worker] = []
+        try:
+            processes = [self._spawn() for _ in range(self._count)]
+            self._workers = self._greet(processes)
+        except BaseException:
+            self.close()
+            raise
+
+    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
+        flow = _Flow(iter(sub_models))
+        while True:
+            self._hand_out(flow)
+            if flow.out in flow.done:
+                task, update = flow.done.pop(flow.out)
+                yield update
+                self._free.append(task.slot)
+                flow.out += 1
+            elif flow.out == flow.sent and flow.exhausted:
+                return
+            else:
+                self._collect(flow)
+
+    def close(self) -> None:
+        """Ends the workers and frees the shared memory."""
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        self._workers = []
+        self._listener.close()
+        self._slots = []
+        self._home.cleanup()
+
+    def _hand_out(self, flow: _Flow) -> None:
+        for worker in self._workers:
+            if worker.task is None:
+                task = flow.again.popleft() if flow.again else self._next(flow)
+                if task is None:
+                    return
+                self._send(worker, task, flow)
+
+    def _next(self, flow: _Flow) -> _Task | None:
+        """The next client as a task in a free slot, or None if there is none or no room."""
+        if flow.exhausted or not self._free:
+            return None
+        sub_model = next(flow.source, None)
+        if sub_model is None:
+            flow.exhausted = True
+            return None
+        kept = self._kept.get(int(sub_model.ticket["client"]), {})
+        down = shared.space(sub_model.tensors) + shared.space(kept)
+        number = self._free.popleft()
+        slot = self._slot(number, 2 * down + _SPARE)
+        layout, end = shared.put(sub_model.tensors, slot.memory)
+        stays, up = shared.put(kept, slot.memory, end)
+        message = {"slot": str(slot.path), "layout": layout, "kept": stays, "up": up, "ticket": sub_model.ticket}
+        task = _Task(flow.sent, number, json.dumps(message).encode())
+        flow.sent += 1
+        return task
+
+    def _slot(self, number: int, size: int) -> _Slot:
+        """The slot of that number, made anew if it is too small."""
+        slot = self._slots[number]
+        if slot is None or len(slot.memory) < size:
+            self._names += 1
+            path = Path(self._home.name) / f"slot-{self._names}"
+            old, slot = slot, _Slot(path, shared.create(path, size))
+            self._slots[number] = slot
+            if old is not None:
+                old.path.unlink(missing_ok=True)
+        return slot
+
+    def _send(self, worker: _Worker, task: _Task, flow: _Flow) -> None:
+        worker.task = task
+        try:
+            worker.connection.send_bytes(task.message)
+        except (OSError, EOFError):
+            self._replace(worker, flow)
+
+    def _collect(self, flow: _Flow) -> None:
+        """Waits for at least one answer and takes all that are there."""
+        busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
+        for connection in wait(list(busy)):
+            worker = busy[connection]  # type: ignore[index]
+            try:
+                update = self._answer(worker)
+            except (OSError, EOFError):
+                self._replace(worker, flow)
+                continue
+            task, worker.task = worker.task, None
+            assert task is not None
+            flow.done[task.position] = (task, update)
+
+    def _answer(self, worker: _Worker) -> Update:
+        answer = json.loads(worker.connection.recv_bytes())
+        if "error" in answer:
+            raise _raised(answer)
+        if "blobs" in answer:
+            (tensors, ticket), (keep, _) = (load(worker.connection.recv_bytes()) for _ in range(2))
+            return Update(tensors, ticket, keep)
+        assert worker.task is not None
+        slot = self._slots[worker.task.slot]
+        assert slot is not None
+        # What stays with a client outlives its slot; the rest is folded in before the slot is used again.
+        keep = {name: tensor.clone() for name, tensor in shared.get(answer["keep"], slot.memory).items()}
+        return Update(shared.get(answer["layout"], slot.memory), answer["ticket"], keep)
+
+    def _replace(self, worker: _Worker, flow: _Flow) -> None:
+        """A new process in the place of one that died; its client is trained again."""
+        worker.connection.close()
+        code = worker.process.wait()
+        task = worker.task
+        assert task is not None
+        task.attempts += 1
+        if task.attempts == _ATTEMPTS:
+            client = json.loads(task.message)["ticket"]["client"]
+            raise AnysizeError(
+                f"{_ATTEMPTS} workers ended with code {code} over client {client}; is there enough memory? "
+                "engine.name = \"inprocess\" shows its error"
+            )
+        fresh = self._greet([self._spawn()])[0]
+        worker.process, worker.connection, worker.task = fresh.process, fresh.connection, None
+        flow.again.append(task)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        one = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "anysize.engines.worker", str(self._listener.address)],
+            env=os.environ | one | {KEY: self._key.hex()},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the server's to handle; workers end with the connection
+        )
+
+    def _greet(self, processes: list[subprocess.Popen[bytes]]) -> list[_Worker]:
+        """Connects the processes and tells them of the experiment; they start up side by side."""
+        connections = [_accept(self._listener, processes) for _ in processes]
+        for connection in connections:
+            connection.send_bytes(self._hello)
+        workers = []
+        for process, connection in zip(processes, connections):
+            answer = json.loads(connection.recv_bytes())
+            if "error" in answer:
+                raise _raised(answer)
+            workers.append(_Worker(process, connection))
+        return workers
+
+
+def obstacle(experiment: Experiment) -> str | None:
+    """Why other processes cannot be told of the experiment, or None if they can."""
+    for kind in ("model", "task"):
+        if experiment.is_live(kind):
+            return f"the {kind} is a live object that no name leads to"
+    if experiment.config.method.name.startswith("__main__:"):
+        return "the method's class is defined in the main script"
+    if experiment.is_live("data") and _tensor_part(experiment) is None:
+        return "the data is a live object that is not in memory as tensors"
+    return None
+
+
+def _hello(experiment: Experiment, home: Path) -> Json:
+    folder = experiment.config.folder
+    part = _tensor_part(experiment)
+    data: Json | None = None
+    if part is not None and experiment.data is not None:
+        arrays = {"x": part.x.contiguous(), "y": part.y.contiguous()}
+        path = home / "data"
+        layout, _ = shared.put(arrays, shared.create(path, shared.space(arrays)))
+        group = None if part.group is None else part.group.tolist()
+        about = {"classes": experiment.data.classes, "checksum": experiment.data.checksum or "shared"}
+        data = {"file": str(path), "layout": layout, "group": group, **about}
+    return {
+        "home": str(home),
+        "path": sys.path,
+        "folder": None if folder is None else str(folder.resolve()),
+        "config": configs.dumps(experiment.config),
+        "signature": experiment.signature.to_json(),
+        "sizes": [asdict(size) for size in experiment.sizes],
+        "data": data,
+    }
+
+
+def _tensor_part(experiment: Experiment) -> TensorPart | None:
+    data = experiment.data
+    return data.train if data is not None and isinstance(data.train, TensorPart) else None
+
+
+def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Connection[bytes, bytes]:
+    """The next worker's connection, or an error if one of them ends before it connects."""
+    socket = listener._listener._socket  # type: ignore[attr-defined]
+    deadline = time.monotonic() + _START_SECONDS
+    socket.settimeout(0.2)
+    while time.monotonic() < deadline:
+        try:
+            return listener.accept()  # type: ignore[return-value]
+        except TimeoutError:
+            ended = [process.poll() for process in processes if process.poll() is not None]
+            if ended:
+                raise AnysizeError(f"a worker ended with code {ended[0]} before it started; see its error above") from None
+    raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
+
+
+def _raised(answer: Json) -> Exception:
+    """The worker's error as the one that would have been raised here."""
+    kind = getattr(errors, answer["kind"] or "", None)
+    if isinstance(kind, type) and issubclass(kind, AnysizeError):
+        return kind(answer["error"])
+    return RuntimeError(f"in a worker: {answer['error']}\n{answer['trace']}")
+
+
+def _has_file(stream: Any) -> bool:
+    try:
+        return stream is not None and stream.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
+
+

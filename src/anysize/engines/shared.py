@@ -1,0 +1,74 @@
+"""Memory that several processes see: files mapped by all of them, in memory where the system has such a folder.
+
+A mapped file works alike on Linux, macOS and Windows, needs no registry of names, and tensors are views of it: nothing is
+pickled, and what one process writes another reads without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anysize.wire import Tensors
+
+_ALIGNMENT = 64  # bytes; a cache line, and enough for every dtype
+_MEMORY = Path("/dev/shm")
+
+Layout = list[list[Any]]
+"""One entry per tensor: name, dtype, shape, offset in bytes."""
+
+
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder for mapped files, in memory if it can be."""
+    home = str(_MEMORY) if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="anysize-", dir=home, ignore_cleanup_errors=True)
+
+
+def create(path: Path, size_bytes: int) -> Tensor:
+    """A new mapped file as a tensor of bytes."""
+    with path.open("wb") as file:
+        file.truncate(max(size_bytes, 1))
+    return attach(path)
+
+
+def attach(path: Path) -> Tensor:
+    """A mapped file that exists already as a tensor of bytes."""
+    return torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+
+
+def space(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes that `put` needs."""
+    return sum(_padded(tensor.numel() * tensor.element_size()) for tensor in tensors.values())
+
+
+def put(tensors: Mapping[str, Tensor], memory: Tensor, start: int = 0) -> tuple[Layout, int]:
+    """Copies tensors into memory from `start` on; gives where they are, and where the next could start."""
+    layout: Layout = []
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        target = memory[start : start + size].view(tensor.dtype).view(tensor.shape)
+        target.copy_(tensor)
+        layout.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])
+        start += _padded(size)
+    return layout, start
+
+
+def get(layout: Sequence[Sequence[Any]], memory: Tensor) -> Tensors:
+    """The tensors that `put` laid out, as views of the memory."""
+    found: Tensors = {}
+    for name, kind, shape, start in layout:
+        dtype = getattr(torch, kind)
+        size = math.prod(shape) * dtype.itemsize
+        found[name] = memory[start : start + size].view(dtype).view(shape)
+    return found
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,110 @@
+"""A worker process: `python -m anysize.engines.worker ADDRESS`. It is told of the experiment once, then of one client at a time.
+
+It runs the very function that the in-process engine runs, with one thread, so that the same bits come out. It ends when its
+server does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anysize.config import loads
+from anysize.context import Size
+from anysize.data import Data, TensorPart
+from anysize.engines import shared
+from anysize.errors import AnysizeError
+from anysize.experiment import Experiment, Signature
+from anysize.local import perform
+from anysize.methods.base import SubModel
+from anysize.wire import Json, dump
+
+KEY = "ANYSIZE_WORKER_KEY"
+
+
+def main(address: str) -> None:
+    """Serves one server until it closes the connection."""
+    key = bytes.fromhex(os.environ.pop(KEY))
+    torch.set_num_threads(1)
+    home: str | None = None
+    with Client(address, authkey=key) as connection:
+        try:
+            hello = json.loads(connection.recv_bytes())
+            home = hello["home"]
+            serve(connection, hello)
+        except (EOFError, ConnectionError):
+            pass  # the server is gone, and with it the reason to be here
+    if home is not None and os.getppid() == 1:
+        shutil.rmtree(home, ignore_errors=True)  # it was killed and could not tidy up
+
+
+def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
+    """Answers every message until the connection ends."""
+    try:
+        experiment = experiment_of(hello)
+        context, method, shares = experiment.context.for_client(), experiment.method, experiment.shares
+    except Exception as error:
+        connection.send_bytes(failure(error))
+        return
+    connection.send_bytes(b'{"ready":true}')
+    slots: dict[str, torch.Tensor] = {}
+    while True:
+        message = json.loads(connection.recv_bytes())
+        path = message["slot"]
+        if path not in slots:
+            slots[path] = shared.attach(Path(path))
+        memory = slots[path]
+        sub_model = SubModel(shared.get(message["layout"], memory), message["ticket"])
+        kept = shared.get(message["kept"], memory)
+        try:
+            update = perform(context, method, sub_model, shares.share(int(message["ticket"]["client"])), kept)
+        except Exception as error:
+            connection.send_bytes(failure(error))
+            continue
+        need = shared.space(update.tensors) + shared.space(update.keep)
+        if message["up"] + need > len(memory):
+            blobs = (dump(update.tensors, update.ticket), dump(update.keep, {}))
+            connection.send_bytes(b'{"blobs":true}')
+            for blob in blobs:
+                connection.send_bytes(blob)
+            continue
+        layout, end = shared.put(update.tensors, memory, message["up"])
+        keep, _ = shared.put(update.keep, memory, end)
+        connection.send_bytes(json.dumps({"layout": layout, "keep": keep, "ticket": update.ticket}).encode())
+
+
+def experiment_of(hello: Json) -> Experiment:
+    """The experiment that the server described, over the server's own data in shared memory."""
+    sys.path[:] = list(dict.fromkeys([*sys.path, *hello["path"]]))
+    folder = None if hello["folder"] is None else Path(hello["folder"])
+    known = (Signature.from_json(hello["signature"]), tuple(Size(**size) for size in hello["sizes"]))
+    data = None if hello["data"] is None else shared_data(hello["data"])
+    return Experiment.from_config(loads(hello["config"], folder=folder), known, data=data)
+
+
+def shared_data(about: Json) -> Data:
+    """The training data as views of shared memory."""
+    tensors = shared.get(about["layout"], shared.attach(Path(about["file"])))
+    part = TensorPart(tensors["x"], tensors["y"], about["group"])
+    return Data(train=part, classes=about["classes"], checksum=about["checksum"])
+
+
+def failure(error: Exception) -> bytes:
+    """What a worker says instead of an answer."""
+    trace = "".join(traceback.format_exception(error))
+    known = isinstance(error, AnysizeError)
+    kind = type(error).__name__
+    said: dict[str, Any] = {"error": str(error) if known else f"{kind}: {error}", "kind": kind if known else None, "trace": trace}
+    return json.dumps(said).encode()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,370 @@
+"""Every method keeps the laws, over its options, networks, fleets and tricks; and broken methods are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Size
+from anysize.elastic.skeleton import fill
+from anysize.methods import FLANC, Client, FedAvg, HeteroFL, Method, SubModel, Update
+from anysize.methods.base import checked, cut, paste, sub_model
+from anysize.methods.heterofl import HeteroFLState
+from anysize.methods.mean import StreamingMean
+from anysize.testing import LAWS, check_method, convolutional
+from anysize.wire import Tensors
+
+
+class Residual(nn.Module):
+    """Two residual blocks, the second with a projecting shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.first = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(16)
+        self.shortcut = nn.Conv2d(8, 16, 1, stride=2, bias=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(self.first_norm(self.first(x)) + x)
+        x = torch.relu(self.second_norm(self.second(x)) + self.shortcut(x))
+        return self.head(x.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    """Reads an image row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.LSTM(8, 16, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rows(x.flatten(1, 2))[0][:, -1])
+
+
+class Tied(nn.Module):
+    """Two layers that share their weight, not their bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 16)
+        self.second = nn.Linear(16, 16)
+        self.third = nn.Linear(16, 16)
+        self.third.weight = self.second.weight
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x.flatten(1)))
+        return self.head(torch.relu(self.third(torch.relu(self.second(x)))))
+
+
+class Joined(nn.Module):
+    """The classifier sees the input beside what was made of it: only a part of its inputs changes with the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 16)
+        self.second = nn.Linear(16, 16)
+        self.head = nn.Linear(16 + 64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(torch.cat([torch.relu(self.second(torch.relu(self.first(x)))), x], 1))
+
+
+def perceptron(*hidden: int, normalised: bool = False) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip((64, *hidden), hidden):
+        layers += [nn.Linear(before, after), nn.BatchNorm1d(after) if normalised else nn.Identity(), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], 4))
+
+
+def odd_names() -> nn.Module:
+    """Module names with every sign that the formats use inside."""
+    net = nn.Sequential()
+    for name, layer in (("a/b", nn.Linear(64, 16)), ("c:d%2F", nn.Linear(16, 16)), ("head", nn.Linear(16, 4))):
+        net.add_module(f"flat {name}", nn.Flatten())
+        net.add_module(name, layer)
+    return net
+
+
+MODELS = {
+    "conv with batch-norm": convolutional,
+    "conv without": lambda: convolutional(normalised=False),
+    "mlp": lambda: perceptron(24, 16),
+    "mlp with batch-norm": lambda: perceptron(24, 16, normalised=True),
+    "one hidden layer": lambda: perceptron(16),
+    "residual": Residual,
+    "recurrent": Recurrent,
+    "tied": Tied,
+    "joined": Joined,
+    "odd names": odd_names,
+}
+METHODS = {
+    "fedavg": FedAvg(),
+    "fedavg each": FedAvg(width="each"),
+    "heterofl": HeteroFL(),
+    "heterofl unscaled": HeteroFL(scaler=False),
+    "flanc": FLANC(),
+    "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
+    "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
+    "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
+}
+FLEETS = [(0.25, 0.5), (1.0,), (0.5,), (0.25, 0.3, 0.75, 1.0)]
+TRICKS: list[dict[str, Any]] = [
+    {"batch_norm": "batch"},
+    {"batch_norm": "tracked", "classwise_head": False, "masked_loss": False},
+    {"batch_norm": "calibrated", "weighting": "samples"},
+    {"batch_norm": "local", "weighting": "clients"},
+    {"classwise_head": True, "masked_loss": True, "proximal": 0.1},
+    {"proximal": 1.0, "proximal_form": "mean", "weighting": "clients"},
+]
+
+
+def fresh(model: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return MODELS[model]()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_keeps_the_laws_on_every_network(method: str, model: str) -> None:
+    check_method(METHODS[method], fresh(model))
+
+
+@pytest.mark.parametrize("capacities", FLEETS, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "fedavg each", "heterofl", "flanc", "flanc own copies"])
+def test_every_method_keeps_the_laws_in_every_fleet(method: str, capacities: tuple[float, ...]) -> None:
+    check_method(METHODS[method], fresh("conv with batch-norm"), capacities)
+    check_method(METHODS[method], fresh("recurrent"), capacities)
+
+
+@pytest.mark.parametrize("tricks", TRICKS, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "fedavg each", "heterofl", "flanc", "flanc own copies"])
+def test_every_method_keeps_the_laws_with_every_trick(method: str, tricks: dict[str, Any]) -> None:
+    check_method(METHODS[method], fresh("residual"), tricks=tricks)
+
+
+@dataclass(frozen=True)
+class Sound(Method[HeteroFLState]):
+    """Prefix slices, averaged: keeps every law. Each method below breaks one of its verbs."""
+
+    def sizes(self, context: Context) -> tuple[Size, ...]:
+        return context.sizes
+
+    def init(self, context: Context) -> HeteroFLState:
+        return HeteroFLState(dict(context.start()))
+
+    def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
+        width = client.size.width
+        return sub_model(client, cut(context, state.tensors, width), width=width)
+
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        mean = StreamingMean(state.tensors)
+        for update in checked(context, updates):
+            kept = context.axes.kept(update.width)
+            index = {name: context.axes.index(name, kept) for name in update.tensors}
+            mean.add(update.tensors, update.weight(context.tricks), index)
+        return HeteroFLState(mean.result())
+
+    def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
+        return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+
+
+class LastWins(Sound):
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        tensors = state.tensors
+        for update in checked(context, updates):
+            tensors = paste(context, tensors, update.tensors, update.width)
+        return HeteroFLState(tensors)
+
+
+class InPlace(Sound):
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        after = super().aggregate(context, state, updates)
+        for name, tensor in after.tensors.items():
+            state.tensors[name].copy_(tensor)
+        return after
+
+
+class SpoilsUpdates(Sound):
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        held = list(updates)
+        after = super().aggregate(context, state, held)
+        for update in held:
+            update.tensors.popitem()[1].zero_()
+        return after
+
+
+class Masked(Sound):
+    """Sends everybody the full tensors, and the smaller devices a mask besides: a small client pays for more."""
+
+    def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
+        width = client.size.width
+        inside = paste(context, _zeros(state.tensors), cut(context, state.tensors, width), width)
+        masks = {f"mask.{name}": (tensor != 0).float() for name, tensor in inside.items()} if width < 1 else {}
+        return sub_model(client, state.tensors | masks, width=1.0)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        full = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith("mask.")}
+        return fill(context.skeleton(1.0), full)
+
+
+class ForgetsTheLast(Sound):
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        first, *_ = updates
+        return super().aggregate(context, state, [first])
+
+
+class StopsEarly(Sound):
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        return super().aggregate(context, state, [next(iter(updates))])
+
+
+class LearnsNothing(Sound):
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        super().aggregate(context, state, updates)
+        return HeteroFLState(dict(state.tensors))
+
+
+class Sums(Sound):
+    """Weights that are not divided by their sum."""
+
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        total = {name: tensor.clone() for name, tensor in state.tensors.items()}
+        for update in checked(context, updates):
+            ours = cut(context, total, update.width)
+            moved = {n: ours[n] + 1e-3 * update.ticket["samples"] * (t - ours[n]) for n, t in update.tensors.items()}
+            total = paste(context, total, moved, update.width)
+        return HeteroFLState(total)
+
+
+class Trusting(Sound):
+    """Takes a mean without looking at what came."""
+
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        mean = StreamingMean(state.tensors)
+        for update in updates:
+            kept = context.axes.kept(update.width)
+            index = {name: context.axes.index(name, kept) for name in update.tensors}
+            mean.add(update.tensors, update.weight(context.tricks), index)
+        return HeteroFLState(mean.result())
+
+
+class Dice(Sound):
+    def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
+        message = super().extract(context, state, client)
+        noisy = {name: tensor + 1e-3 * torch.rand(()) for name, tensor in message.tensors.items()}
+        return replace(message, tensors=noisy)
+
+
+class Hooked(Sound):
+    def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
+        network = super().customize(context, state, size)
+        network.register_forward_hook(lambda module, inputs, output: output / 2)
+        return network
+
+
+class Wrapped(Sound):
+    class Wrapper(nn.Module):
+        def __init__(self, network: nn.Module) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.network(x)
+
+    def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
+        return self.Wrapper(super().customize(context, state, size))
+
+
+class StartsElsewhere(Sound):
+    def init(self, context: Context) -> HeteroFLState:
+        return HeteroFLState({name: tensor * 1.01 for name, tensor in context.start().items()})
+
+
+class LosesOnPack(Sound):
+    def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
+        update = super().pack(module, sub_model)
+        return replace(update, tensors={name: tensor * 0.999 for name, tensor in update.tensors.items()})
+
+
+@dataclass(frozen=True)
+class PartState:
+    tensors: Tensors
+    rounds: Any
+
+
+class Unsavable(Sound):
+    """A state whose tuple comes back as a list."""
+
+    def init(self, context: Context) -> Any:
+        return PartState(dict(context.start()), ({"rounds": 1},))
+
+    def aggregate(self, context: Context, state: Any, updates: Iterable[Update]) -> Any:
+        return PartState(super().aggregate(context, state, updates).tensors, state.rounds)
+
+    def extract(self, context: Context, state: Any, client: Client) -> SubModel:
+        tensors = state.tensors if isinstance(state.rounds, tuple) else _zeros(state.tensors)
+        return sub_model(client, cut(context, tensors, client.size.width), width=client.size.width)
+
+
+BROKEN = {
+    LastWins: "order_of_clients",
+    InPlace: "inputs_untouched",
+    SpoilsUpdates: "inputs_untouched",
+    Masked: "cost_is_monotone",
+    ForgetsTheLast: "order_of_clients",
+    StopsEarly: "updates_stream_once",
+    LearnsNothing: "training_changes_something",
+    Sums: "scale_of_weights",
+    Trusting: "misfits_are_refused",
+    Dice: "same_seed_same_bits",
+    Hooked: "customised_is_ordinary",
+    Wrapped: "customised_is_ordinary",
+    StartsElsewhere: "pretrained_start",
+    LosesOnPack: "full_round_trip",
+    Unsavable: "survives_saving",
+}
+
+
+def test_a_sound_method_keeps_every_law() -> None:
+    check_method(Sound())
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broken_method_is_caught_by_the_law_it_breaks(kind: type[Method[Any]]) -> None:
+    with pytest.raises(AssertionError, match=rf"(?m)^  {BROKEN[kind]}: "):
+        check_method(kind())
+
+
+def test_every_law_catches_some_broken_method() -> None:
+    caught = set(BROKEN.values()) | {"unchanged_updates"}  # LosesOnPack, below
+    assert caught == set(LAWS)
+    with pytest.raises(AssertionError, match=r"(?m)^  unchanged_updates: "):
+        check_method(LosesOnPack())
+
+
+def test_a_declared_exception_is_not_checked_and_a_foreign_one_is_named() -> None:
+    class Excused(LastWins):
+        exceptions = {"order_of_clients": "the last one wins", "no_such_law": "?"}  # noqa: RUF012
+
+    with pytest.raises(AssertionError, match="'no_such_law', which is no law") as caught:
+        check_method(Excused())
+    assert "\n  order_of_clients" not in str(caught.value)
+
+
+def _zeros(tensors: Tensors) -> Tensors:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
