@@ -25,14 +25,14 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, 8, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-        self.first = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.first_norm = nn.BatchNorm2d(8)
-        self.second = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
-        self.second_norm = nn.BatchNorm2d(16)
-        self.shortcut = nn.Conv2d(8, 16, 1, stride=2, bias=False)
-        self.head = nn.Linear(16, 4)
+        self.stem = nn.Conv2d(1, 32, 3, padding=1, stride=2, bias=False)
+        self.norm = nn.BatchNorm2d(32)
+        self.first = nn.Conv2d(32, 32, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(32)
+        self.second = nn.Conv2d(32, 48, 3, stride=2, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(48)
+        self.shortcut = nn.Conv2d(32, 48, 1, stride=2, bias=False)
+        self.head = nn.Linear(48, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.stem(x)))
@@ -111,12 +111,14 @@ MODELS = {
     "joined": Joined,
     "odd names": odd_names,
 }
-METHODS = {
+METHODS: dict[str, Method[Any]] = {
     "fedavg": FedAvg(),
     "fedavg each": FedAvg(width="each"),
     "heterofl": HeteroFL(),
-    "heterofl unscaled": HeteroFL(scaler=False),
     "flanc": FLANC(),
+}
+VARIANTS: dict[str, Method[Any]] = {
+    "heterofl unscaled": HeteroFL(scaler=False),
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
     "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
@@ -144,17 +146,22 @@ def test_every_method_keeps_the_laws_on_every_network(method: str, model: str) -
     check_method(METHODS[method], fresh(model))
 
 
+@pytest.mark.parametrize("model", ["conv with batch-norm", "residual"])
+@pytest.mark.parametrize("method", VARIANTS)
+def test_every_option_keeps_the_laws(method: str, model: str) -> None:
+    check_method(VARIANTS[method], fresh(model))
+
+
 @pytest.mark.parametrize("capacities", FLEETS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "fedavg each", "heterofl", "flanc", "flanc own copies"])
+@pytest.mark.parametrize("method", ["fedavg each", "heterofl", "flanc"])
 def test_every_method_keeps_the_laws_in_every_fleet(method: str, capacities: tuple[float, ...]) -> None:
-    check_method(METHODS[method], fresh("conv with batch-norm"), capacities)
-    check_method(METHODS[method], fresh("recurrent"), capacities)
+    check_method(METHODS[method], fresh("conv without"), capacities)
 
 
 @pytest.mark.parametrize("tricks", TRICKS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "fedavg each", "heterofl", "flanc", "flanc own copies"])
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc"])
 def test_every_method_keeps_the_laws_with_every_trick(method: str, tricks: dict[str, Any]) -> None:
-    check_method(METHODS[method], fresh("residual"), tricks=tricks)
+    check_method(METHODS[method], fresh("mlp with batch-norm"), tricks=tricks)
 
 
 @dataclass(frozen=True)
@@ -266,7 +273,7 @@ class Trusting(Sound):
 class Dice(Sound):
     def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
         message = super().extract(context, state, client)
-        noisy = {name: tensor + 1e-3 * torch.rand(()) for name, tensor in message.tensors.items()}
+        noisy = {n: t + 1e-3 * torch.rand(()) if t.is_floating_point() else t for n, t in message.tensors.items()}
         return replace(message, tensors=noisy)
 
 
@@ -292,13 +299,13 @@ class Wrapped(Sound):
 
 class StartsElsewhere(Sound):
     def init(self, context: Context) -> HeteroFLState:
-        return HeteroFLState({name: tensor * 1.01 for name, tensor in context.start().items()})
+        return HeteroFLState({name: tensor + 1 for name, tensor in context.start().items()})
 
 
 class LosesOnPack(Sound):
     def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
         update = super().pack(module, sub_model)
-        return replace(update, tensors={name: tensor * 0.999 for name, tensor in update.tensors.items()})
+        return replace(update, tensors={n: t * 0.999 if t.is_floating_point() else t for n, t in update.tensors.items()})
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ turn costs a client's bytes; the checkpoint names the files that belong to it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anysize.elastic.norm import Statistics
@@ -20,6 +22,7 @@ from anysize.wire import Json, Tensors, dump, flatten, load, restore, write
 FILE = "state.safetensors"
 KEPT = "kept"
 _FORMAT = 1
+_WAY_OUT = "bring back a whole copy of it, or begin again with --overwrite"
 _READS = 3  # tries at reading a checkpoint that a run in another process may be replacing
 
 
@@ -59,6 +62,7 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json) -> None:
         "statistics": list(checkpoint.statistics),  # labels may hold any sign, so that they name no tensors
         "turns": {str(client): turn for client, turn in sorted(checkpoint.turns.items())},
         "about": about,
+        "checksum": _checksum(tensors),
     }
     write(directory / FILE, dump(tensors, header))
     _drop_stale(directory, checkpoint)
@@ -136,7 +140,16 @@ def _check_shapes(directory: Path, stored: Tensors, wanted: Tensors) -> None:
 
 
 def _damaged(directory: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{directory / FILE} is damaged or was not written by anysize ({why})")
+    return CheckpointError(f"{directory / FILE} is damaged or was not written by anysize ({why}); {_WAY_OUT}")
+
+
+def _checksum(tensors: Tensors) -> int:
+    """Tells a file with a bit turned over from a whole one, which its format alone does not."""
+    total = 0
+    for name in sorted(tensors):
+        flat = tensors[name].detach().contiguous().reshape(-1)
+        total = zlib.crc32(flat.view(torch.uint8).numpy(), total)
+    return total
 
 
 def _read(directory: Path) -> tuple[Tensors, Json]:
@@ -147,11 +160,16 @@ def _read(directory: Path) -> tuple[Tensors, Json]:
         raise CheckpointError(f"{directory} holds no checkpoint ({FILE}); is it a run directory?") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    tensors, header = load(blob, str(path))
-    if not {"format", "round", "state", "statistics", "turns", "about"} <= set(header):
+    try:
+        tensors, header = load(blob, str(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_WAY_OUT}") from None
+    if not {"format", "round", "state", "statistics", "turns", "about", "checksum"} <= set(header):
         raise _damaged(directory, "it is not a run's checkpoint")
     if header["format"] != _FORMAT:
         raise CheckpointError(f"{path} has format {header['format']!r}; this version reads format {_FORMAT}")
+    if header["checksum"] != _checksum(tensors):
+        raise _damaged(directory, "its checksum is another")
     return tensors, header
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from anysize.config import TrainingConfig
@@ -48,6 +50,7 @@ class Context:
         classes: how many classes the task has; None where it has none.
         seed: of the whole run.
         initial: the full network's weights at the start; None on a client.
+        built: networks that `local` trains again and again, by method and shapes; a cache, no part of what is known.
         pretrained: whether `initial` was learned, so that a method must start from it rather than draw its own.
     """
 
@@ -62,6 +65,7 @@ class Context:
     seed: int = 0
     initial: Mapping[str, Tensor] | None = None
     pretrained: bool = False
+    built: dict[Any, tuple[Any, nn.Module]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[float, nn.Module] = field(default_factory=dict, repr=False, compare=False)
 
     def skeleton(self, width: float) -> nn.Module:

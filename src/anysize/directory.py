@@ -20,7 +20,7 @@ from typing import Any
 
 from anysize import config as configs
 from anysize.checkpoint import FILE, KEPT
-from anysize.errors import CheckpointError
+from anysize.errors import CheckpointError, ConfigError
 from anysize.wire import Json, write
 
 if sys.platform != "win32":
@@ -133,8 +133,8 @@ def saved_config(directory: Path) -> configs.ExperimentConfig:
         raise CheckpointError(f"{directory} holds no run: {CONFIG} is missing")
     try:
         return configs.loads(path.read_text(encoding="utf-8"), folder=_folder(directory))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
 
 
 def saved_environment(directory: Path) -> Json:

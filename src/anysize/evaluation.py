@@ -20,6 +20,9 @@ from anysize.methods.base import Client, Method, SubModel
 from anysize.rng import generator
 from anysize.wire import Json
 
+# The first pass normalises by each client's own batches, which differ from client to client; in the second all normalise by
+# the first one's statistics, as the finished network will.
+_CALIBRATION_PASSES = 2
 _TRIES = 20  # draws per wanted client when looking for devices that can run a size
 
 
@@ -75,9 +78,11 @@ def calibrated(
     found: dict[str, Statistics] = {}
     for size in sizes if sizes is not None else method.sizes(context):
         ids = able(context, fleet, width_of_group, size, round, count)
-        messages = (_message(context, method, state, size, client, round, "calibrate") for client in ids)
-        parts = [Statistics.of(update.tensors) for update in engine.perform(messages)]
-        found[size.label] = merge(parts)
+        messages = [_message(context, method, state, size, client, round, "calibrate") for client in ids]
+        for _ in range(_CALIBRATION_PASSES):
+            parts = [Statistics.of(update.tensors) for update in engine.perform(messages)]
+            found[size.label] = merged = merge(parts)
+            messages = [with_statistics(message, merged) for message in messages]
     return found
 
 

@@ -34,7 +34,7 @@ from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, unknown
 from anysize.methods import Method, make, name_of
 from anysize.objectives import Batch
-from anysize.tasks import Task, task
+from anysize.tasks import MultiLabel, Task, task
 from anysize.wire import Json
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Signature:
         input_shape: of one sample.
         tokens: whether inputs are integers.
         target_shape: of one sample's target.
+        labels: whether targets are integers.
         outputs: how many numbers the network gives per sample or position.
         classes: how many classes there are, or None.
         class_names: their names, or None.
@@ -67,6 +68,7 @@ class Signature:
     input_shape: tuple[int, ...]
     tokens: bool
     target_shape: tuple[int, ...]
+    labels: bool
     outputs: int
     classes: int | None
     class_names: tuple[str, ...] | None
@@ -284,12 +286,15 @@ class Experiment:
                 "data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)"
             )
         wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
+        # Of a multi-label target every entry is a class of its own; without a class axis every entry is a number.
+        one_each = self.task.class_axis is None or isinstance(self.task, MultiLabel)
         return Signature(
             input_shape=tuple(self.config.model.input or data.input_shape),
             tokens=not to_input(x).is_floating_point(),
             target_shape=tuple(y.shape[1:]),
-            outputs=data.outputs,
-            classes=data.classes if self.task.class_axis is not None else None,
+            labels=not y.is_floating_point(),
+            outputs=y[0].numel() if one_each else data.outputs,
+            classes=None if one_each else data.classes,
             class_names=data.class_names,
             mean=data.mean if wanted else None,
             std=data.std if wanted else None,
@@ -374,7 +379,7 @@ class Experiment:
     def example(self) -> Batch:
         """A batch of the training batch size on the meta device."""
         count, about = self.config.training.batch_size, self.signature
-        kind = torch.float32 if about.classes is None else torch.int64
+        kind = torch.int64 if about.labels else torch.float32
         return Batch(about.example(count), torch.zeros(count, *about.target_shape, dtype=kind, device="meta"))
 
     @cached_property
@@ -391,6 +396,10 @@ class Experiment:
         """The parts of the experiment that are not ours: named "module:attribute", or live."""
         names = {kind: str(getattr(self.config, kind).name) for kind in _MAY_LIVE}
         return [f"your {kind} '{name.removeprefix(_LIVE)}'" for kind, name in names.items() if ":" in name]
+
+    def is_live(self, kind: str) -> bool:
+        """Whether the "data", "model", "method" or "task" is an object that no name leads to."""
+        return kind in self._live and str(getattr(self.config, kind).name).startswith(_LIVE)
 
     def _own_model(self) -> nn.Module | None:
         return self._live.get("model")

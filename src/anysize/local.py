@@ -52,7 +52,7 @@ def train(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
     """The update after local training."""
-    module = layout(method.build(context, sub_model))
+    module = trainable(context, method, sub_model)
     local = local_names(context, module)
     load_into(module, {name: kept[name] for name in local if name in kept})
     module.train()
@@ -83,24 +83,29 @@ def train(
             "Lower training.learning_rate or set training.clip; every round before this one is saved"
         )
     update = method.pack(module, sub_model)
-    keep = {name: update.tensors[name] for name in local}
+    # The module trains the next client too, so what leaves it gets memory of its own.
+    tensors = {name: tensor.clone() for name, tensor in update.tensors.items()}
+    keep = {name: tensors.pop(name) for name in local}
     ticket = update.ticket | {
         "samples": len(share.train),
         "loss": mean_loss,
         # Label sets leave a client only where the chosen tricks need them.
         "classes": classes.int().tolist() if classes is not None and tricks.classwise_head else None,
     }
-    return Update({n: t for n, t in update.tensors.items() if n not in keep}, ticket, keep)
+    return Update(tensors, ticket, keep)
 
 
 def calibrate(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
-    """Statistics of what enters each batch-norm, over the client's training data; forward only."""
-    module = layout(method.build(context, sub_model))
-    size = context.training.batch_size
+    """Statistics of what enters each batch-norm, over the client's training data; forward only.
+
+    A message without statistics is a first pass: the network normalises by its batches. With statistics it is a
+    further one: the network normalises by them, so that what enters a layer no longer depends on who shares a batch.
+    """
+    module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
-    batches = (draw(share.train, index).x for index in order.split(size))
+    batches = (draw(share.train, index).x for index in order.split(context.training.batch_size))
     return Update(collect(module, batches).tensors(), dict(sub_model.ticket))
 
 
@@ -110,20 +115,24 @@ def evaluate(
     """Sums and counts of the metrics on the client's own held-out share."""
     if share.held_out is None:
         raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
-    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
-    module = layout(method.build(context, replace(sub_model, tensors=plain)))
-    statistics = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
-    if statistics:
-        attach(module, Statistics.of(statistics))
+    module = with_fixed_statistics(context, method, sub_model)
     load_into(module, {name: kept[name] for name in local_names(context, module) if name in kept})
     sums = measure(context, module, share.held_out)
     return Update({}, sub_model.ticket | {"sums": sums, "samples": len(share.held_out)})
 
 
+def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
+    """The built network, with the batch-norm statistics that came with the message attached, if any did."""
+    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
+    sent = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
+    module = layout(method.build(context, replace(sub_model, tensors=plain)))
+    return attach(module, Statistics.of(sent)) if sent else module
+
+
 def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
-    """The sub-model with fixed batch-norm statistics for `evaluate`."""
+    """The sub-model with batch-norm statistics, for `calibrate` and `evaluate`."""
     named = {_STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
-    return replace(sub_model, tensors=sub_model.tensors | named)
+    return replace(sub_model, tensors={**sub_model.tensors, **named})
 
 
 def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _EVALUATION_BATCH) -> Sums:
@@ -135,6 +144,21 @@ def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _
             batch = draw(part, index)
             add(sums, context.task.sums(module(batch.x), batch.y))
     return sums
+
+
+def trainable(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
+    """The network of the sub-model, ready to train; one of the same shapes is used again with the new tensors."""
+    if not method.reusable:
+        return layout(method.build(context, sub_model))
+    shapes = tuple((name, tensor.shape) for name, tensor in sub_model.tensors.items())
+    key = (id(method), sub_model.width, shapes)
+    if key not in context.built:
+        context.built[key] = (method, layout(method.build(context, sub_model)))
+        return context.built[key][1]
+    module = context.built[key][1]
+    load_into(module, sub_model.tensors)
+    module.zero_grad()
+    return module
 
 
 def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[Tensor]:

@@ -51,7 +51,7 @@ def run_round(
     """
     tally = Tally()
     sent = _sent(context, method, state, clients, rate, tally)
-    received = _received(engine.perform(sent), tally, on_update)
+    received = _received(method, engine.perform(sent), tally, on_update)
     after = method.aggregate(context, state, received)
     return after, tally
 
@@ -66,7 +66,9 @@ def _sent(
         yield sub_model
 
 
-def _received(updates: Iterator[Update], tally: Tally, on_update: Callable[[Update], None]) -> Iterator[Update]:
+def _received(
+    method: Method[Any], updates: Iterator[Update], tally: Tally, on_update: Callable[[Update], None]
+) -> Iterator[Update]:
     for update in updates:
         ticket = update.ticket
         tally.bytes_up += size_bytes(update.tensors, ticket)
@@ -74,4 +76,8 @@ def _received(updates: Iterator[Update], tally: Tally, on_update: Callable[[Upda
         if update.keep:
             tally.kept[int(ticket["client"])] = update.keep
         on_update(update)
-        yield update
+        yield replace(update, tensors=_copied(update.tensors)) if method.needs_all_updates else update
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

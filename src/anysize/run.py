@@ -262,9 +262,9 @@ class _Runner:
             self._check_resumable()
         else:
             directories.check_free(self._directory, overwrite)
+        self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
         self._costs = {size.label: experiment.cost(size, state=fresh) for size in experiment.context.sizes}
-        self._metrics = metric_names(experiment)
         return fresh
 
     def _begun(self, fresh: Any, overwrite: bool) -> Checkpoint:

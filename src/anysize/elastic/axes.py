@@ -385,6 +385,7 @@ def trace(
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
     matched = _matching(stored(module), keep)
     classes = Classes()
+    ran_atoms: dict[str, tuple[Tensor | None, ...]] = {}
 
     def fresh(name: str, tensor: Tensor) -> list[Tensor | None]:
         return [classes.fresh(size) if size > 1 else None for size in tensor.shape]
@@ -392,7 +393,6 @@ def trace(
     def released(tracer: Tracer, plane: Tensor) -> bool:
         return bool(np.isin(classes.roots(plane).numpy(), _kept_roots(tracer, ran_atoms, matched)).all())
 
-    ran_atoms: dict[str, tuple[Tensor | None, ...]] = {}
     try:
         ran = run(
             module,

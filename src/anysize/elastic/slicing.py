@@ -4,6 +4,7 @@
 store sizes beside their tensors; each type that does has one function here, registered by type, that reads
 the sizes back from the narrowed tensors or from what the trace saw.
 
+>>> from anysize.elastic.axes import trace
 >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
 >>> small = narrow(net, trace(net, torch.zeros(2, 3)), 0.25)
 >>> small[0]
@@ -21,11 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from anysize.elastic.axes import Axes, Index, Kept, Width, trace
+from anysize.elastic.axes import Axes, Index, Kept, Width
 from anysize.elastic.tracing import Classes, line_of, run, stored
 from anysize.errors import ModelError
-
-__all__ = ["narrow", "scatter_", "scatter_add_", "take", "trace"]
 
 # --- tensors between sizes ----------------------------------------------------------------------------------
 
@@ -300,6 +299,7 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
     Raises:
         ModelError: If the narrowed module does not run, or combines other units than the full one does.
 
+    >>> from anysize.elastic.axes import trace
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
     >>> narrow(net, trace(net, torch.zeros(2, 3)), {"0": [1, 7]})[1].weight.shape
     torch.Size([2, 2])
@@ -329,6 +329,8 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
 def _verify(small: nn.Module, axes: Axes, kept: Kept) -> None:
     """Run the narrowed module with the full network's classes as labels; refuse if it fails or mixes them."""
     numbers = axes.found.classes
+    fixed = torch.ones(int(numbers.max()) + 1, dtype=torch.bool)
+    fixed[numbers[axes.found.group >= 0]] = False
 
     def known(name: str, tensor: Tensor) -> list[Tensor | None]:
         rows: list[Tensor | None] = []
@@ -341,7 +343,7 @@ def _verify(small: nn.Module, axes: Axes, kept: Kept) -> None:
         run(
             small,
             axes.found.example,
-            classes=Classes(int(numbers.max())),
+            classes=Classes(fixed),
             heads=axes.found.heads,
             labels_of=known,
             released=lambda tracer, plane: True,

@@ -63,7 +63,8 @@ class Clash(Exception):
 class Classes:
     """A union-find over atoms, in arrays; the smallest atom of a class is its root.
 
-    With `known` > 0 the atoms 1 to `known` are classes settled earlier, and uniting two of them is a `Clash`.
+    With `fixed` given, the atoms from 1 on are classes settled earlier, pinned where it says so. Uniting two of
+    them is then a `Clash`, unless both are pinned: what is never dropped may meet.
 
     >>> classes = Classes()
     >>> a, b = classes.fresh(2), classes.fresh(2)
@@ -72,11 +73,10 @@ class Classes:
     True
     """
 
-    def __init__(self, known: int = 0) -> None:
-        self.known = known
-        self.parent = np.arange(known + 1)
-        self.pinned = np.zeros(known + 1, dtype=bool)
-        self.pinned[0] = True
+    def __init__(self, fixed: Tensor | None = None) -> None:
+        self.pinned = np.ones(1, dtype=bool) if fixed is None else fixed.numpy().copy()
+        self.known = len(self.pinned) - 1
+        self.parent = np.arange(self.known + 1)
 
     def fresh(self, count: int) -> Tensor:
         """`count` new atoms, each a class of its own."""
@@ -113,7 +113,8 @@ class Classes:
 
     def _join(self, low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> None:
         if np.unique(np.concatenate([low, high])).size == 2 * low.size:  # a plain matching: no chains to follow
-            if low.size and (high <= self.known).any():
+            settled = high <= self.known
+            if not (self.pinned[low[settled]] & self.pinned[high[settled]]).all():
                 raise Clash
             self.parent[high] = low
         else:
@@ -127,7 +128,8 @@ class Classes:
     def _join_one_by_one(self, low: list[int], high: list[int]) -> None:
         for a, b in zip(low, high):
             first, second = sorted((self._find(a), self._find(b)))
-            if first != second and second <= self.known:
+            apart = first != second and second <= self.known
+            if apart and not (self.pinned[first] and self.pinned[second]):
                 raise Clash
             self.parent[second] = first
 
@@ -482,19 +484,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return plane
         return self.unite_along(plane, axis)
 
-    def finest(self, plane: Tensor) -> int:
-        """The axis of a grid with the most distinct slices; the outer one of equals."""
-        roots = self.classes.roots(plane)
-        counts = {axis: torch.unique(roots.movedim(axis, 0).flatten(1), dim=0).shape[0] for axis in varying(plane)}
+    def _elastic_axis(self, plane: Tensor, met: frozenset[int]) -> int:
+        """The axis of a grid that stays elastic: the one with the most distinct slices, the outer of equals.
+
+        Where the grid meets planes that vary along the axes `met`, the choice of heads comes first: "within"
+        keeps the last axis if it is met, "whole" the first if each of its slices is distinct.
+        """
+        axes, roots = varying(plane), self.classes.roots(plane)
+        counts = {axis: torch.unique(roots.movedim(axis, 0).flatten(1), dim=0).shape[0] for axis in axes}
+        if self.heads == "within" and axes[-1] in met:
+            return axes[-1]
+        if self.heads == "whole" and met and counts[axes[0]] == plane.shape[axes[0]]:
+            return axes[0]
         return max(counts, key=lambda axis: (counts[axis], -axis))
 
-    def settle(self, plane: Tensor) -> Tensor:
-        """The plane with at most one axis along which it varies: the finest."""
+    def settle(self, plane: Tensor, met: frozenset[int] = frozenset()) -> Tensor:
+        """The plane with at most one axis along which it varies."""
         plane = self.compact(plane)
         if len(varying(plane)) < 2:
             return plane
-        finest = self.finest(plane)
-        return self.unite_along(plane, *(axis for axis in varying(plane) if axis != finest))
+        elastic = self._elastic_axis(plane, met)
+        return self.unite_along(plane, *(axis for axis in varying(plane) if axis != elastic))
 
     def settle_grids(self) -> None:
         """Resolve every grid seen and every size that the code asks to be equal, until nothing changes."""
@@ -663,9 +673,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for rows in planes:
             for place, plane in enumerate(rows):
                 axes = set(varying(plane))
-                unequal = any(set(other) != axes and axes & set(other) for other in met)
-                if len(axes) > 1 and unequal:
-                    rows[place] = self.settle(plane)
+                others = [set(other) & axes for other in met if set(other) != axes]
+                if len(axes) > 1 and any(others):
+                    rows[place] = self.settle(plane, frozenset().union(*others))
 
     def _unite_equal(self, planes: list[list[Tensor]]) -> None:
         first: dict[tuple[int, ...], Tensor] = {}

@@ -14,7 +14,11 @@ class Engine(ABC):
 
     @abstractmethod
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
-        """The update of each sub-model, in the order given. Each is drawn only when there is room to run it."""
+        """The update of each sub-model, in the order given. Each is drawn only when there is room to run it.
+
+        The tensors of a training update may live in memory that the engine uses again: they are good until the next
+        update is drawn. Who needs them longer copies them.
+        """
 
     def close(self) -> None:  # noqa: B027 - an engine without workers has nothing to stop
         """Stops whatever the engine started."""

@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from anysize import config as configs
@@ -206,9 +205,11 @@ class Processes(Engine):
         assert worker.task is not None
         slot = self._slots[worker.task.slot]
         assert slot is not None
-        # What stays with a client outlives its slot; the rest is folded in before the slot is used again.
-        keep = {name: tensor.clone() for name, tensor in shared.get(answer["keep"], slot.memory).items()}
-        return Update(shared.get(answer["layout"], slot.memory), answer["ticket"], keep)
+        ticket, tensors = answer["ticket"], shared.get(answer["layout"], slot.memory)
+        # A training update is folded in before its slot is used again; what is kept longer must leave the slot.
+        if ticket.get("task") != "train":
+            tensors = _copied(tensors)
+        return Update(tensors, ticket, _copied(shared.get(answer["keep"], slot.memory)))
 
     def _replace(self, worker: _Worker, flow: _Flow) -> None:
         """A new process in the place of one that died; its client is trained again."""
@@ -221,7 +222,7 @@ class Processes(Engine):
             client = json.loads(task.message)["ticket"]["client"]
             raise AnysizeError(
                 f"{_ATTEMPTS} workers ended with code {code} over client {client}; is there enough memory? "
-                "engine.name = \"inprocess\" shows its error"
+                'engine.name = "inprocess" shows its error'
             )
         fresh = self._greet([self._spawn()])[0]
         worker.process, worker.connection, worker.task = fresh.process, fresh.connection, None
@@ -239,15 +240,16 @@ class Processes(Engine):
 
     def _greet(self, processes: list[subprocess.Popen[bytes]]) -> list[_Worker]:
         """Connects the processes and tells them of the experiment; they start up side by side."""
-        connections = [_accept(self._listener, processes) for _ in processes]
-        for connection in connections:
-            connection.send_bytes(self._hello)
+        by_pid = {process.pid: process for process in processes}
         workers = []
-        for process, connection in zip(processes, connections):
-            answer = json.loads(connection.recv_bytes())
+        for _ in processes:
+            connection = _accept(self._listener, processes)
+            workers.append(_Worker(by_pid[int(connection.recv_bytes())], connection))
+            connection.send_bytes(self._hello)
+        for worker in workers:
+            answer = json.loads(worker.connection.recv_bytes())
             if "error" in answer:
                 raise _raised(answer)
-            workers.append(_Worker(process, connection))
         return workers
 
 
@@ -301,7 +303,9 @@ def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Con
         except TimeoutError:
             ended = [process.poll() for process in processes if process.poll() is not None]
             if ended:
-                raise AnysizeError(f"a worker ended with code {ended[0]} before it started; see its error above") from None
+                raise AnysizeError(
+                    f"a worker ended with code {ended[0]} before it started; see its error above"
+                ) from None
     raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
 
 
@@ -313,10 +317,12 @@ def _raised(answer: Json) -> Exception:
     return RuntimeError(f"in a worker: {answer['error']}\n{answer['trace']}")
 
 
+def _copied(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def _has_file(stream: Any) -> bool:
     try:
         return stream is not None and stream.fileno() >= 0
     except (AttributeError, OSError, ValueError):
         return False
-
-

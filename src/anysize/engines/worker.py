@@ -33,16 +33,18 @@ KEY = "ANYSIZE_WORKER_KEY"
 def main(address: str) -> None:
     """Serves one server until it closes the connection."""
     key = bytes.fromhex(os.environ.pop(KEY))
+    server = os.getppid()
     torch.set_num_threads(1)
     home: str | None = None
     with Client(address, authkey=key) as connection:
         try:
+            connection.send_bytes(str(os.getpid()).encode())
             hello = json.loads(connection.recv_bytes())
             home = hello["home"]
             serve(connection, hello)
         except (EOFError, ConnectionError):
             pass  # the server is gone, and with it the reason to be here
-    if home is not None and os.getppid() == 1:
+    if home is not None and os.getppid() != server:
         shutil.rmtree(home, ignore_errors=True)  # it was killed and could not tidy up
 
 
@@ -102,7 +104,11 @@ def failure(error: Exception) -> bytes:
     trace = "".join(traceback.format_exception(error))
     known = isinstance(error, AnysizeError)
     kind = type(error).__name__
-    said: dict[str, Any] = {"error": str(error) if known else f"{kind}: {error}", "kind": kind if known else None, "trace": trace}
+    said: dict[str, Any] = {
+        "error": str(error) if known else f"{kind}: {error}",
+        "kind": kind if known else None,
+        "trace": trace,
+    }
     return json.dumps(said).encode()
 
 

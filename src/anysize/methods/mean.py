@@ -76,6 +76,8 @@ class StreamingMean:
         shape = tuple(size if rows is None else len(rows) for size, rows in zip_longest(full, at))
         if tensor.shape != shape:
             raise MethodError(f"an update's '{name}' has shape {tuple(tensor.shape)}; {shape} was asked for")
+        if tensor.is_floating_point() != self._before[name].is_floating_point():
+            raise MethodError(f"an update's '{name}' holds {tensor.dtype}; {self._before[name].dtype} was asked for")
 
     def _share(self, name: str, tensor: Tensor, weight: float, classes: Tensor | None) -> Tensor:
         if classes is None or name not in self._head:

@@ -1,0 +1,206 @@
+"""Prints docs/experiment-file.md from the code: every key of the experiment file, with type, default and meaning.
+
+python docs/generate.py > docs/experiment-file.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, PlainValidator
+from pydantic.fields import FieldInfo
+
+from anysize.config import ExperimentConfig, Table
+from anysize.data import sources
+from anysize.methods import make, methods
+from anysize.models import registry
+from anysize.objectives import Tricks
+
+INTRODUCTION = """\
+# The experiment file
+
+Every key of an experiment file, with its type, its default and what it means. This page is generated from the code.
+
+An experiment is a TOML file with one table per part. Required are `data.name`, `model.name`, `method.name`, and
+`data.clients` unless the split is natural. `anysize run FILE --set key=value` changes a key for one run, with dots
+between the parts: `--set training.learning_rate=0.1`. Unknown keys are refused with the nearest match; all problems of
+a file are reported together. The complete file, every default written out, is `config.toml` in the run directory.
+
+"absent" means: leave the key out.
+"""
+
+NOTES: Mapping[str, str] = {
+    "data": 'The name `"devices"` is reserved for fleets whose devices bring their own data; this version refuses it. '
+    'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
+    "method": "The method's own options stand beside the name. They are listed [below](#options-of-the-methods).",
+    "tricks": "Any method takes any trick. What each does where a key is absent is listed [below](#tricks-by-method).",
+    "engine": "This version runs clients `inprocess`; the other engines are refused when a run starts, and the other "
+    "keys have no effect yet.",
+}
+"""What the fields do not say, by table."""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, *map(section, tables(ExperimentConfig)), options_of_methods(), tricks_by_method()]
+    parts += [options_of("models", "model.options", registry._MODELS, ("input_shape", "classes"))]
+    parts += [options_of("data sets", "data.options", sources._SOURCES)]
+    return "\n".join(parts)
+
+
+def tables(table: type[Table]) -> Iterator[type[Table]]:
+    """The table and all tables below it, in the order of the file."""
+    yield table
+    for field in table.model_fields.values():
+        for below in tables_in(field.annotation):
+            yield from tables(below)
+
+
+def tables_in(annotation: Any) -> Iterator[type[Table]]:
+    """The tables that an annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, Table):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from tables_in(argument)
+
+
+def section(table: type[Table]) -> str:
+    """The heading, the note and the keys of one table."""
+    title = f"[[{table.table}]]" if table.table == "devices.groups" else f"[{table.table}]"
+    heading = f"## `{title}`" if table.table else "## The top level"
+    summary = (inspect.getdoc(table) or "").split("\n>>>")[0].strip() if table.table else "Before any table."
+    rows = [row(name, field) for name, field in table.model_fields.items() if is_key(table, name, field)]
+    note = [NOTES[table.table], ""] if table.table in NOTES else []
+    return "\n".join(
+        [heading, "", summary, "", *note, "| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    )
+
+
+def is_key(table: type[Table], name: str, field: FieldInfo) -> bool:
+    """Whether a field is a key to write, rather than a table with a section of its own or the method's flat options."""
+    top_table = not table.table and any(True for _ in tables_in(field.annotation))
+    return not top_table and (table.table, name) != ("method", "options")
+
+
+def row(name: str, field: FieldInfo) -> str:
+    """One line of a table of keys."""
+    meaning = " ".join((field.description or "").split())
+    return cells(f"`{name}`", described(field.annotation, field.metadata), default_of(field), meaning)
+
+
+def cells(*texts: str) -> str:
+    """A line of a markdown table."""
+    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default as TOML writes it."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "absent" if value is None else f"`{toml(value)}`"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml, value))}]"
+    return "{}" if isinstance(value, Mapping) else repr(value)
+
+
+def described(annotation: Any, metadata: list[Any]) -> str:
+    """A type in words, with what its validators demand."""
+    if any(isinstance(entry, PlainValidator) for entry in metadata):  # it replaces the type: only it knows
+        return asked(metadata).removeprefix("a ")
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return described(inner, [*more, *metadata])
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+        return " or ".join(described(kind, metadata) for kind in kinds)
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{toml(value)}`" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of: {described(get_args(annotation)[0], [])}"
+    words = {int: "integer", float: "number", bool: "true or false", str: "string"}.get(annotation, "table")
+    return f"{words} {asked(metadata)}".strip() if annotation in (int, float) else words
+
+
+def asked(metadata: list[Any]) -> str:
+    """What the validators of a number say when they are given -1, which every range here refuses."""
+    for entry in metadata:
+        if isinstance(entry, AfterValidator | PlainValidator):
+            try:
+                entry.func(-1)  # type: ignore[call-arg]
+            except ValueError as error:
+                return str(error).removeprefix("must be ")
+    return ""
+
+
+def options_of_methods() -> str:
+    """The hyperparameters of every method."""
+    lines = ["## Options of the methods", "", "They stand in `[method]`, beside the name.", ""]
+    lines += ["| method | key | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, _ in methods():
+        kind: Any = type(make(name))
+        meanings = attributes_of(kind)
+        for field in dataclasses.fields(kind):
+            lines.append(cells(f"`{name}`", f"`{field.name}`", f"`{toml(made(field))}`", meanings[field.name]))
+    return "\n".join([*lines, ""])
+
+
+def made(field: dataclasses.Field[Any]) -> Any:
+    """The default of a dataclass field."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def attributes_of(kind: type) -> dict[str, str]:
+    """The entries of the "Attributes:" part of a class's docstring."""
+    text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, flags=re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}
+
+
+def tricks_by_method() -> str:
+    """What each method does where a trick is absent from the file."""
+    names = [name for name, _ in methods()]
+    lines = [
+        "## Tricks by method",
+        "",
+        "Where a key of `[tricks]` is absent, a method does what its paper or its authors' code does.",
+        "",
+    ]
+    lines += [cells("key", *(f"`{name}`" for name in names)), cells(*["---"] * (len(names) + 1))]
+    for field in dataclasses.fields(Tricks):
+        lines.append(cells(f"`{field.name}`", *(f"`{toml(getattr(make(name).paper, field.name))}`" for name in names)))
+    return "\n".join([*lines, ""])
+
+
+def options_of(what: str, key: str, known: Mapping[str, Callable[..., Any]], given: tuple[str, ...] = ()) -> str:
+    """The options of every model or data set, read from the functions that take them."""
+    lines = [
+        f"## Options of the {what}",
+        "",
+        f"They stand in `{key}`, a table.",
+        "",
+        "| name | options |",
+        "| --- | --- |",
+    ]
+    for name, function in sorted(known.items()):
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in given]
+        options = [f"`{p.name} = {'absent' if p.default is None else toml(p.default)}`" for p in parameters]
+        lines.append(cells(f"`{name}`", ", ".join(options) or "none"))
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(page(), end="")
