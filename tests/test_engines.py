@@ -1,0 +1,195 @@
+"""Worker processes give the bits of one process, survive their workers' deaths, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anysize.config import from_dict
+from anysize.engines import InProcess, shared
+from anysize.engines.processes import Processes, obstacle
+from anysize.errors import AnysizeError, DataError, MethodError
+from anysize.evaluation import calibrated
+from anysize.experiment import Experiment
+from anysize.methods.base import Client
+from anysize.round import run_round
+from anysize.wire import dump, flatten
+
+METHODS = ("fedavg", "heterofl", "flanc")
+
+
+def experiment(method: str = "heterofl", **tables: Any) -> Experiment:
+    base = {
+        "data": {"name": "digits", "clients": 12, "fraction": 0.5},
+        "model": {"name": "small-cnn", "options": {"channels": [8, 16]}},
+        "method": {"name": method},
+        "training": {"batch_size": 8},
+    }
+    return Experiment.from_config(from_dict(base | tables))
+
+
+def clients(made: Experiment, count: int = 6) -> list[Client]:
+    size = {c: made.size_of_group[made.fleet.group_of(c, 1).name] for c in range(count)}
+    return [Client(c, c, size[c], 1, made.shares.samples(c), 0) for c in range(count)]
+
+
+def bits(state: Any) -> bytes:
+    return dump(*flatten(state))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "method, tricks",
+    [("fedavg", {}), ("heterofl", {"batch_norm": "local"}), ("flanc", {"classwise_head": True, "proximal": 0.1})],
+)
+def test_worker_processes_end_in_the_same_bits_as_one_process(method: str, tricks: dict[str, Any]) -> None:
+    made = experiment(method, tricks=tricks)
+    state = made.method.init(made.context)
+    kept_here: dict[int, Any] = {}
+    kept_there: dict[int, Any] = {}
+    here: Any = state
+    there: Any = state
+    with Processes(made, kept_there, workers=2) as processes:
+        inside = InProcess(made.context, made.method, made.shares, kept_here)
+        for _ in range(2):
+            here, tally = run_round(made.context, made.method, here, clients(made), inside, 0.05)
+            kept_here |= tally.kept
+            there, tally = run_round(made.context, made.method, there, clients(made), processes, 0.05)
+            kept_there |= tally.kept
+    assert bits(here) == bits(there)
+    assert bits(here) != bits(state)
+    assert kept_here.keys() == kept_there.keys()
+    for client, tensors in kept_here.items():
+        assert dump(tensors, {}) == dump(kept_there[client], {})
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_client_is_trained_again() -> None:
+    made = experiment()
+    state = made.method.init(made.context)
+    expected, _ = run_round(
+        made.context, made.method, state, clients(made), InProcess(made.context, made.method, made.shares, {}), 0.05
+    )
+    with Processes(made, {}, workers=2) as engine:
+        victims = {worker.process.pid for worker in engine._workers}
+        killed = False
+
+        def kill_one(_: Any) -> None:
+            nonlocal killed
+            if not killed:
+                killed = True
+                os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+
+        found, tally = run_round(made.context, made.method, state, clients(made), engine, 0.05, kill_one)
+        assert killed
+        assert {worker.process.pid for worker in engine._workers} != victims
+    assert bits(found) == bits(expected)
+    assert len(tally.clients) == 6
+
+
+def test_calibration_statistics_are_the_same_on_both_engines() -> None:
+    made = experiment("heterofl", training={"batch_size": 16})
+    state = made.method.init(made.context)
+    widths = {name: size.width for name, size in made.size_of_group.items()}
+    inside = InProcess(made.context, made.method, made.shares, {})
+    expected = calibrated(made.context, made.method, state, inside, made.fleet, widths, 1, 5)
+    with Processes(made, {}, workers=2) as engine:
+        found = calibrated(made.context, made.method, state, engine, made.fleet, widths, 1, 5)
+    assert expected.keys() == found.keys()
+    for label, statistics in expected.items():
+        assert dump(statistics.tensors(), {}) == dump(found[label].tensors(), {})
+
+
+def test_an_error_on_a_worker_is_the_error_that_one_process_raises() -> None:
+    made = experiment(training={"learning_rate": 1e30})
+    state = made.method.init(made.context)
+    with Processes(made, {}, workers=2) as engine, pytest.raises(MethodError, match="diverged"):
+        run_round(made.context, made.method, state, clients(made), engine, 1e30)
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    made = experiment()
+    made.context  # noqa: B018 - the server knows its model; the workers will not find it
+    made.config = from_dict(made.config.to_dict() | {"method": {"name": "nowhere:Method"}})
+    with pytest.raises(AnysizeError, match="nowhere"):
+        Processes(made, {}, workers=1)
+
+
+def test_closing_ends_the_workers_and_frees_the_memory() -> None:
+    made = experiment()
+    engine = Processes(made, {}, workers=2)
+    home = Path(engine._home.name)
+    pids = [worker.process.pid for worker in engine._workers]
+    assert home.is_dir()
+    engine.close()
+    assert not home.exists()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_consumer_that_stops_early_leaves_an_engine_that_still_closes() -> None:
+    made = experiment()
+    state = made.method.init(made.context)
+    engine = Processes(made, {}, workers=2)
+    from dataclasses import replace
+
+    messages = (made.method.extract(made.context, state, client) for client in clients(made))
+    ready = (replace(m, ticket=m.ticket | {"task": "train", "rate": 0.05}) for m in messages)
+    stream = engine.perform(ready)
+    next(stream)
+    stream.close()
+    began = time.monotonic()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    closing.join(timeout=20)
+    assert not closing.is_alive()
+    assert time.monotonic() - began < 20
+
+
+def test_live_objects_that_no_name_leads_to_cannot_go_to_workers() -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    made = Experiment(data="digits", clients=4, model=net, method="fedavg")
+    assert "model" in str(obstacle(made))
+    assert obstacle(experiment()) is None
+
+
+def test_tensors_in_shared_memory_come_back_as_they_were(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 5),
+        "b": torch.arange(7, dtype=torch.int64),
+        "c": torch.tensor(2.5, dtype=torch.float64),
+        "d": torch.zeros(0, 4),
+        "e": torch.tensor([True, False]),
+    }
+    memory = shared.create(tmp_path / "m", shared.space(tensors))
+    layout, end = shared.put(tensors, memory)
+    assert end == shared.space(tensors)
+    found = shared.get(layout, shared.attach(tmp_path / "m"))
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_client_without_a_held_out_share_is_named() -> None:
+    made = experiment()
+    from anysize.local import evaluate
+
+    state = made.method.init(made.context)
+    message = made.method.extract(made.context, state, clients(made)[0])
+    with pytest.raises(DataError, match="client 0 has no held-out share"):
+        evaluate(made.context, made.method, message, made.shares.share(0), {})
