@@ -39,8 +39,8 @@ NOTES: Mapping[str, str] = {
     'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
     "method": "The method's own options stand beside the name. They are listed [below](#options-of-the-methods).",
     "tricks": "Any method takes any trick. What each does where a key is absent is listed [below](#tricks-by-method).",
-    "engine": "This version runs clients `inprocess`; the other engines are refused when a run starts, and the other "
-    "keys have no effect yet.",
+    "engine": "This version runs clients `inprocess` or in worker `processes`, with the same bits; `flower` is refused "
+    "when a run starts. `accelerator`, `round_timeout` and `min_clients` have no effect yet.",
 }
 """What the fields do not say, by table."""
 

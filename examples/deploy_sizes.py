@@ -1,6 +1,6 @@
-"""From a run directory to files for devices: by size, by budget, as ONNX, run without this package.
+"""From a run directory to files for devices: by size or by budget, as weights or as ONNX, run without this package.
 
-python examples/deploy_sizes.py [RUN] [--to FOLDER]
+python examples/deploy_sizes.py [RUN] [--to FOLDER] [--rounds 5]
 
 Without a run it trains a small one first.
 """
@@ -16,12 +16,12 @@ import onnxruntime
 import anysize as az
 
 
-def train(out: Path) -> None:
+def train(out: Path, rounds: int) -> None:
     """A short run to deploy from."""
     model = {"name": "small-cnn", "options": {"channels": [16, 32, 32]}}
     training = {"learning_rate": 0.05, "batch_size": 16}
     experiment = az.Experiment(
-        data="digits", clients=10, model=model, method="heterofl", training=training, rounds=5, name="deploy"
+        data="digits", clients=10, model=model, method="heterofl", training=training, rounds=rounds
     )
     experiment.run(out=out, overwrite=True)
 
@@ -30,11 +30,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--to", type=Path, default=Path("runs/deployed"))
+    parser.add_argument("--rounds", type=int, default=5, help="of the run that is trained where none is given")
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
     directory = options.run or options.to / "run"
     if options.run is None:
-        train(directory)
+        train(directory, options.rounds)
 
     run = az.load(directory)
     signature = run.experiment.signature
@@ -43,7 +44,7 @@ def main() -> None:
 
     # By size: a trained label, or any width that the method can be cut to.
     smallest = run.sizes[0]
-    done = az.export(run.customize(smallest.label), options.to / "smallest.onnx", signature)
+    done = az.export(run.customize(smallest.label), options.to / "smallest.safetensors", signature)
     print(f"{done.path}: {done.size_bytes:,} bytes, within {done.difference:.1g} of PyTorch")
 
     # By budget: the largest trained size whose weights fit.

@@ -132,9 +132,7 @@ def test_the_smallest_file_gets_the_same_defaults_for_every_method() -> None:
 def test_every_key_of_the_complete_example_arrives() -> None:
     config = loads(COMPLETE)
     written = tomllib.loads(COMPLETE)
-    assert config.method.options == {
-        key: written["method"][key] for key in ("orthogonality", "input_fraction")
-    }
+    assert config.method.options == {key: written["method"][key] for key in ("orthogonality", "input_fraction")}
     assert config.model.input == (1, 28, 28)
     assert config.model.frozen == ("head.*",)
     assert config.evaluation.on == ("test", "clients")
@@ -300,9 +298,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("table, keys, words", BAD_VALUES)
-def test_a_bad_value_is_refused_with_its_key_and_what_is_allowed(
-    table: str, keys: dict[str, Any], words: str
-) -> None:
+def test_a_bad_value_is_refused_with_its_key_and_what_is_allowed(table: str, keys: dict[str, Any], words: str) -> None:
     lines = problems_of(smallest(**{table: keys}))
     assert len(lines) == 1, lines
     assert words in lines[0]
@@ -553,9 +549,7 @@ def test_the_written_file_is_complete_and_equal(tables: dict[str, Any]) -> None:
 
 def test_differences_name_every_changed_key_with_both_values() -> None:
     before = loads(COMPLETE)
-    after = loads(
-        COMPLETE, ["rounds=300", "engine.workers=4", "method.orthogonality=1.0", "training.clip=5.0"]
-    )
+    after = loads(COMPLETE, ["rounds=300", "engine.workers=4", "method.orthogonality=1.0", "training.clip=5.0"])
     assert differences(before, after) == [
         "rounds: 200 -> 300",
         "method.orthogonality: 10.0 -> 1.0",

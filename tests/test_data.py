@@ -68,9 +68,7 @@ def images():
 
 
 def idx(array: np.ndarray) -> bytes:
-    return (
-        struct.pack(">I", 0x800 + array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-    )
+    return struct.pack(">I", 0x800 + array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_idx_files(place: Path, arrays: dict[str, np.ndarray]) -> dict[str, str]:
@@ -331,9 +329,7 @@ def test_labels_in_a_column_are_one_per_sample(folder, images):
 
 
 def test_fashion_mnist_comes_from_debians_package_first(folder, images, tmp_path):
-    write_idx_files(
-        tmp_path / "debian" / "fashion-mnist", images | {"y_train": np.arange(30).astype(np.uint8) % 10}
-    )
+    write_idx_files(tmp_path / "debian" / "fashion-mnist", images | {"y_train": np.arange(30).astype(np.uint8) % 10})
     data = load("fashion-mnist")
     assert data.source == str(tmp_path / "debian" / "fashion-mnist")
     assert data.class_names[9] == "Ankle boot"
@@ -359,9 +355,7 @@ def test_a_download_is_checked_kept_and_not_repeated(folder, images, served, mon
     assert load("mnist", {"url": NOWHERE}).checksum == data.checksum
 
 
-def test_a_download_with_other_content_is_refused_and_leaves_nothing(
-    folder, images, served, monkeypatch, tmp_path
-):
+def test_a_download_with_other_content_is_refused_and_leaves_nothing(folder, images, served, monkeypatch, tmp_path):
     place, url = served
     expected = write_idx_files(place, images)
     monkeypatch.setattr(sources, "FASHION_SHA256", expected | {"y_test": "0" * 64})
@@ -458,9 +452,7 @@ def test_wherever_an_npz_is_damaged_it_loads_unchanged_or_is_refused(folder, ima
     rng = np.random.default_rng(0)
     outcomes = []
     for place in rng.integers(0, len(whole), 150):
-        path.write_bytes(
-            whole[:place] + bytes([whole[place] ^ int(rng.integers(1, 256))]) + whole[place + 1 :]
-        )
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ int(rng.integers(1, 256))]) + whole[place + 1 :])
         outcomes.append(checksum_or_error("usps"))
     assert all(outcome == expected or "usps.npz" in outcome for outcome in outcomes)
     assert sum(outcome != expected for outcome in outcomes) > 50
@@ -487,9 +479,7 @@ def test_pickled_objects_in_a_file_are_never_loaded(folder, images):
 
 def test_a_file_without_the_needed_arrays_says_which(folder, images):
     np.savez(folder / "usps.npz", x_train=images["x_train"], x_test=images["x_test"])
-    with pytest.raises(
-        DataError, match=r"usps\.npz: there is no y_train; of x_test and y_test there is only one"
-    ):
+    with pytest.raises(DataError, match=r"usps\.npz: there is no y_train; of x_test and y_test there is only one"):
         load("usps")
 
 
@@ -546,9 +536,7 @@ def test_imdb_words_are_numbered_by_frequency_in_the_training_part(folder):
     assert (data.train.labels().tolist(), data.classes) == ([1, 0], 2)
 
 
-@pytest.mark.parametrize(
-    "content", [gzip.compress(b'{"user": "a"}'), gzip.compress(b"nonsense"), b"plain", b""]
-)
+@pytest.mark.parametrize("content", [gzip.compress(b'{"user": "a"}'), gzip.compress(b"nonsense"), b"plain", b""])
 def test_a_damaged_text_file_is_one_error_that_names_it(folder, content):
     (folder / "shakespeare.jsonl.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"shakespeare\.jsonl\.gz cannot be read"):
@@ -630,9 +618,7 @@ def test_unknown_names_and_options_get_the_nearest_match(folder):
 def test_every_known_set_has_a_summary(folder):
     names = [name for name, _ in datasets()]
     assert names == sorted(names)
-    assert {"digits", "fashion-mnist", "mnist", "cifar10", "shakespeare", "imdb", "digits-domains"} <= set(
-        names
-    )
+    assert {"digits", "fashion-mnist", "mnist", "cifar10", "shakespeare", "imdb", "digits-domains"} <= set(names)
     assert all(summary.endswith(".") for _, summary in datasets())
 
 
@@ -685,9 +671,7 @@ def test_a_crop_is_a_cut_of_the_padded_image_at_one_of_81_places():
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (4, 4), (4, 4)))
     places = set()
     for image, cut in zip(padded, out.numpy()):
-        found = [
-            (r, c) for r in range(9) for c in range(9) if np.array_equal(image[:, r : r + 6, c : c + 5], cut)
-        ]
+        found = [(r, c) for r in range(9) for c in range(9) if np.array_equal(image[:, r : r + 6, c : c + 5], cut)]
         assert found
         places.add(found[0])
     assert len(places) > 15

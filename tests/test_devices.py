@@ -49,9 +49,7 @@ def test_fractions_are_exact_whoever_gets_them(assignment: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(60, 400), st.integers(0, 2**31))
-def test_counts_add_up_and_are_within_one_of_the_fractions(
-    weights: list[int], clients: int, seed: int
-) -> None:
+def test_counts_add_up_and_are_within_one_of_the_fractions(weights: list[int], clients: int, seed: int) -> None:
     sizes = [(place + 1) / 10 for place in range(len(weights))]
     fractions = [weight / sum(weights) for weight in weights]
     fleet = make_fleet(DevicesConfig(capacities=sizes, fractions=fractions), clients, seed)
@@ -108,10 +106,7 @@ def test_cover_gives_every_capacity_to_some_participant_in_every_round() -> None
     complete = []
     for number in range(40):
         assert plain.participants(number) == covered.participants(number)
-        kinds = [
-            {fleet.group_of(c, number).label for c in fleet.participants(number)}
-            for fleet in (plain, covered)
-        ]
+        kinds = [{fleet.group_of(c, number).label for c in fleet.participants(number)} for fleet in (plain, covered)]
         assert kinds[1] == {"0.25", "0.5", "0.75", "1.0"}
         complete.append(len(kinds[0]) == 4)
     assert not all(complete)
@@ -124,9 +119,7 @@ def test_cover_leaves_a_draw_that_covers_as_it_is_and_does_not_depend_on_the_ord
     covered = make_fleet(config.model_copy(update={"cover": True}), clients=30, seed=2)
     backwards = make_fleet(config.model_copy(update={"cover": True}), clients=30, seed=2)
     rounds = [
-        number
-        for number in range(30)
-        if len({plain.group_of(c, number) for c in plain.participants(number)}) == 4
+        number for number in range(30) if len({plain.group_of(c, number) for c in plain.participants(number)}) == 4
     ]
     assert rounds
     assert all(labels(plain, number) == labels(covered, number) for number in rounds)
@@ -135,9 +128,7 @@ def test_cover_leaves_a_draw_that_covers_as_it_is_and_does_not_depend_on_the_ord
     ]
 
 
-@pytest.mark.parametrize(
-    "shares, draws", [([0.25] * 4, 4), ([0.25] * 4, 7), ([0.7, 0.2, 0.1], 5), ([1.0], 3)]
-)
+@pytest.mark.parametrize("shares, draws", [([0.25] * 4, 4), ([0.25] * 4, 7), ([0.7, 0.2, 0.1], 5), ([1.0], 3)])
 def test_the_probability_of_covering_is_that_of_counting_all_draws(shares: list[float], draws: int) -> None:
     counted = sum(
         math.prod(shares[kind] for kind in row)
@@ -237,8 +228,7 @@ def test_named_groups_keep_their_numbers_budgets_and_speeds() -> None:
 
 def test_budget_groups_are_called_by_their_names_smallest_first() -> None:
     groups = [
-        GroupConfig(name=name, fraction=0.5, budget=BudgetConfig(macs=macs))
-        for name, macs in (("b", 9), ("a", 5))
+        GroupConfig(name=name, fraction=0.5, budget=BudgetConfig(macs=macs)) for name, macs in (("b", 9), ("a", 5))
     ]
     fleet = make_fleet(DevicesConfig(groups=groups), clients=4, seed=0)
     assert [(group.label, group.capacity, group.budget) for group in fleet.groups] == [
@@ -253,9 +243,7 @@ def test_groups_that_do_not_compare_stay_as_listed() -> None:
 
 
 def test_lists_of_speeds_follow_the_capacities_they_were_given_with() -> None:
-    config = DevicesConfig(
-        capacities=[1.0, 0.5], macs_per_second=[8e9, 2e9], bytes_per_second_down=[3.0, 4.0]
-    )
+    config = DevicesConfig(capacities=[1.0, 0.5], macs_per_second=[8e9, 2e9], bytes_per_second_down=[3.0, 4.0])
     half, whole = make_fleet(config, clients=2, seed=0).groups
     assert (half.macs_per_second, whole.macs_per_second) == (2e9, 8e9)
     assert (half.bytes_per_second_down, half.bytes_per_second_up) == (4.0, None)
@@ -304,13 +292,9 @@ def test_every_client_is_drawn_equally_often() -> None:
 
 
 def test_unavailable_clients_are_passed_over() -> None:
-    config = DevicesConfig(
-        capacities=[0.5, 1.0], available=[0.1, 1.0], assignment="order", clients_per_round=10
-    )
+    config = DevicesConfig(capacities=[0.5, 1.0], available=[0.1, 1.0], assignment="order", clients_per_round=10)
     fleet = make_fleet(config, clients=100, seed=0)
-    drawn = Counter(
-        fleet.group_of(c, number).label for number in range(300) for c in fleet.participants(number)
-    )
+    drawn = Counter(fleet.group_of(c, number).label for number in range(300) for c in fleet.participants(number))
     assert sum(drawn.values()) == 3000
     assert drawn["0.5"] / 3000 == pytest.approx(0.1 / 1.1, abs=0.025)
 
@@ -380,9 +364,7 @@ def named(*clients: int | None) -> list[GroupConfig]:
         (DevicesConfig(), 0, "at least one client; given 0"),
     ],
 )
-def test_a_fleet_that_cannot_be_is_refused_with_the_way_out(
-    config: DevicesConfig, clients: int, words: str
-) -> None:
+def test_a_fleet_that_cannot_be_is_refused_with_the_way_out(config: DevicesConfig, clients: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_fleet(config, clients, seed=0)
 
@@ -443,8 +425,6 @@ def test_budget_units_are_those_of_the_file() -> None:
         ({"macs_per_second": 2.0, "bytes_per_second_down": 4.0, "bytes_per_second_up": 2.0}, 23.0),
     ],
 )
-def test_virtual_time_is_receiving_computing_and_sending(
-    speeds: dict[str, float], seconds: float | None
-) -> None:
+def test_virtual_time_is_receiving_computing_and_sending(speeds: dict[str, float], seconds: float | None) -> None:
     group = DeviceGroup("g", "1.0", 1.0, **speeds)  # type: ignore[arg-type]
     assert round_seconds(group, macs=6, bytes_down=20, bytes_up=30) == seconds

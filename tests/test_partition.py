@@ -28,9 +28,7 @@ def make_data(samples: int = 1000, classes: int = 10, groups: int = 20) -> Data:
     rng = np.random.default_rng(0)
     labels = np.concatenate([np.arange(classes), rng.integers(0, classes, samples - classes)])
     group = np.array([f"g{number:03d}" for number in np.arange(samples) % groups])
-    return Data(
-        train=TensorPart(np.arange(samples, dtype=np.float32)[:, None], labels, group), classes=classes
-    )
+    return Data(train=TensorPart(np.arange(samples, dtype=np.float32)[:, None], labels, group), classes=classes)
 
 
 def ids(part) -> list[int]:
@@ -198,9 +196,7 @@ def test_a_natural_split_gives_each_group_to_one_client():
 
 def test_fewer_clients_than_groups_get_whole_groups_drawn_by_the_seed():
     data = make_data(groups=20)
-    chosen = [
-        [split(data, 5, "natural", seed=seed).group_of(client) for client in range(5)] for seed in range(3)
-    ]
+    chosen = [[split(data, 5, "natural", seed=seed).group_of(client) for client in range(5)] for seed in range(3)]
     assert all(len(set(groups)) == 5 and groups == sorted(groups) for groups in chosen)
     assert chosen[0] != chosen[1] or chosen[1] != chosen[2]
 

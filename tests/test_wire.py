@@ -71,7 +71,9 @@ def test_what_comes_out_is_what_went_in_and_the_length_is_known_from_shapes(
 
 @settings(max_examples=50, deadline=None)
 @given(contents(), NOTES, st.randoms(use_true_random=False))
-def test_equal_contents_are_equal_bytes_in_any_order(tensors: dict[str, Tensor], note: dict[str, Any], dice: Any) -> None:
+def test_equal_contents_are_equal_bytes_in_any_order(
+    tensors: dict[str, Tensor], note: dict[str, Any], dice: Any
+) -> None:
     names, keys = list(tensors), list(note)
     dice.shuffle(names)
     dice.shuffle(keys)
@@ -82,7 +84,10 @@ def test_memory_layout_and_sharing_leave_no_trace() -> None:
     whole = torch.arange(24.0).reshape(2, 3, 2, 2)
     views = {"a": whole, "b": whole, "c": whole[:1], "d": whole.flatten()[3:9], "e": whole[:, :2], "f": whole.mT}
     apart = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
-    last = {name: view.contiguous(memory_format=torch.channels_last) if view.dim() == 4 else view for name, view in views.items()}
+    last = {
+        name: view.contiguous(memory_format=torch.channels_last) if view.dim() == 4 else view
+        for name, view in views.items()
+    }
     assert dump(views, {}) == dump(apart, {}) == dump(last, {})
     assert size_bytes(views, {}) == len(dump(views, {}))
 
@@ -166,7 +171,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(*((Path, "replace") if broken == "replace" else (os, broken)), full)
-    with pytest.raises(CheckpointError, match="No space left on device.*untouched.*--resume"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*untouched.*--resume"):
         write(path, b"new")
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
@@ -190,7 +195,7 @@ def test_an_interrupt_while_writing_leaves_the_old_file_and_nothing_else(
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="could not write .*: No such file"):
+    with pytest.raises(CheckpointError, match=r"could not write .*: No such file"):
         write(tmp_path / "no" / "state", b"new")
 
 
@@ -248,7 +253,7 @@ def test_another_methods_state_is_refused_by_what_it_holds_and_lacks() -> None:
         round: int
 
     tensors, note = flatten(Other({"w": torch.ones(1)}, 1))
-    with pytest.raises(CheckpointError, match="holds basis.*lacks scale; lacks weights.*another method"):
+    with pytest.raises(CheckpointError, match=r"holds basis.*lacks scale; lacks weights.*another method"):
         restore(State, tensors, note)
 
 

@@ -148,7 +148,7 @@ def _checksum(tensors: Tensors) -> int:
     total = 0
     for name in sorted(tensors):
         flat = tensors[name].detach().contiguous().reshape(-1)
-        total = zlib.crc32(flat.view(torch.uint8).numpy(), total)
+        total = zlib.crc32(flat.view(torch.uint8).numpy().data, total)
     return total
 
 

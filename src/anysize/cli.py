@@ -35,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_INTERRUPTED = 130
 _WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -287,6 +288,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         code = app(args=arguments, standalone_mode=False) or 0
+        if code == _INTERRUPTED:  # typer makes an exit code of Ctrl-C
+            raise KeyboardInterrupt
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
@@ -297,7 +300,7 @@ def main() -> None:
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
         err.print(f"stopped{f'; every finished round is saved, go on with {again}' if saved else ''}", style="yellow")
-        code = 130
+        code = _INTERRUPTED
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -361,6 +364,8 @@ class _Watch:
         if kind == "start":
             self._metric = event["metric"]
             _print_notices(event["notices"])
+        if kind == "notice":
+            _print_notices([event["text"]])
         if kind == "resume":
             self.before = event["round"]
         if kind in ("resume", "round"):

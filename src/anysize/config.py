@@ -1020,9 +1020,7 @@ def _put(tables: dict[str, Any], key: tuple[str, ...], value: Any) -> str | None
         if isinstance(node, list):
             place = _place(part, node)
             if place is None:
-                return (
-                    f"override {'.'.join(key)}: {below} does not exist; there are {len(node)} entries, from 0"
-                )
+                return f"override {'.'.join(key)}: {below} does not exist; there are {len(node)} entries, from 0"
             node = node[place]
         else:
             node = node.setdefault(part, {})
@@ -1092,12 +1090,8 @@ def _line(detail: ErrorDetails, root: type[Table]) -> list[str]:
     if kind == "literal_error":
         return [f"{key}: given {_shown(given)}, must be {context['expected']}"]
     if kind == "value_error":
-        whole = isinstance(
-            given, dict
-        )  # a table as a whole: its content is in the file, no need to repeat it
-        return [
-            f"{key}: {context['error']}" if whole else f"{key}: given {_shown(given)}, {context['error']}"
-        ]
+        whole = isinstance(given, dict)  # a table as a whole: its content is in the file, no need to repeat it
+        return [f"{key}: {context['error']}" if whole else f"{key}: given {_shown(given)}, {context['error']}"]
     wanted = f"must be {_TYPES[kind]}" if kind in _TYPES else detail["msg"]
     return [f"{key}: given {_shown(given)}, {wanted}"]
 
@@ -1149,9 +1143,7 @@ def _keys_by_table() -> dict[str, set[str]]:
     """The keys of every table of the file."""
     tables = {name: next(_tables_in(field.annotation), None) for name, field in _fields(ExperimentConfig)}
     top = {name for name, table in tables.items() if table is None}
-    return {"the top level": top} | {
-        f"[{name}]": set(table.model_fields) for name, table in tables.items() if table
-    }
+    return {"the top level": top} | {f"[{name}]": set(table.model_fields) for name, table in tables.items() if table}
 
 
 def _fields(table: type[Table]) -> Iterable[tuple[str, Any]]:
@@ -1209,9 +1201,7 @@ def _needs_header(value: Any, path: tuple[str, ...]) -> bool:
     """Whether a value is written as a table of its own rather than after an equals sign."""
     if isinstance(value, Mapping):
         return not path or len(_value(value)) > _INLINE_WIDTH
-    return (
-        isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
-    )
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _value(value: Any) -> str:

@@ -67,7 +67,8 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return Exported(path, path.stat().st_size, difference)
 
 

@@ -159,9 +159,7 @@ class Fleet:
     def group_of(self, client: int, round: int) -> DeviceGroup:
         """The group that a client belongs to in a round."""
         if not 0 <= client < self.clients:
-            raise IndexError(
-                f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}"
-            )
+            raise IndexError(f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}")
         if not self.redrawn:
             return self.groups[int(self.members[client])]
         attempt = self._covering_attempt(round) if self.cover else 0
@@ -413,9 +411,7 @@ def _nobody(
             )
 
 
-def _by_domain(
-    kinds: int, clients: int, domains: Sequence[int] | None, problems: list[str]
-) -> npt.NDArray[np.int32]:
+def _by_domain(kinds: int, clients: int, domains: Sequence[int] | None, problems: list[str]) -> npt.NDArray[np.int32]:
     """Each client's kind by its data group: the data groups divided evenly among the kinds, in order."""
     nobody = np.zeros(0, dtype=np.int32)
     if domains is None or len(domains) != clients:

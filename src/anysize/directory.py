@@ -108,8 +108,9 @@ def rewind(directory: Path, round: int) -> None:
     """Takes back what a killed run wrote after the round of its checkpoint: torn lines, later rows, half files."""
     drop_partial(directory)
     events, clients = directory / EVENTS, directory / CLIENTS
-    if events.is_file():
-        os.truncate(events, events.read_bytes().rfind(b"\n") + 1)
+    whole = events.read_bytes() if events.is_file() else b""
+    if not whole.endswith(b"\n"):
+        write(events, whole[: whole.rfind(b"\n") + 1])
     if not clients.is_file():
         return
     reader = csv.DictReader(io.StringIO(clients.read_text(encoding="utf-8"), newline=""))

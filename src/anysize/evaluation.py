@@ -20,8 +20,8 @@ from anysize.methods.base import Client, Method, SubModel
 from anysize.rng import generator
 from anysize.wire import Json
 
-# The first pass normalises by each client's own batches, which differ from client to client; in the second all normalise by
-# the first one's statistics, as the finished network will.
+# The first pass normalises by each client's own batches, which differ from client to client; in the second all
+# normalise by the first one's statistics, as the finished network will.
 _CALIBRATION_PASSES = 2
 _TRIES = 20  # draws per wanted client when looking for devices that can run a size
 

@@ -26,7 +26,7 @@ from anysize import models
 from anysize.config import ExperimentConfig, from_dict
 from anysize.context import Context, Size
 from anysize.cost import Cost, largest_fitting, measure
-from anysize.data import Data, DeviceShares, Share, Shares, to_input
+from anysize.data import Data, DeviceShares, Part, Share, Shares, to_input
 from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet
 from anysize.elastic.axes import Axes, trace
 from anysize.elastic.norm import without_statistics
@@ -536,10 +536,11 @@ def metric_names(experiment: Experiment) -> list[str]:
     return list(metrics)
 
 
-def check_evaluation(experiment: Experiment) -> None:
-    """Refuses an evaluation that the data cannot give."""
-    if "test" in experiment.config.evaluation.on and (experiment.data is None or experiment.data.test is None):
+def test_part(experiment: Experiment) -> Part:
+    """The server's test samples, or an error that says how to do without."""
+    if experiment.data is None or experiment.data.test is None:
         raise DataError(
-            'evaluation.on has "test", but the data has no test part; set evaluation.on = ["clients"] with '
-            "data.validation above 0, or give a test part"
+            'the data has no test part to evaluate on; give it one, or set evaluation.on = ["clients"] and '
+            "data.validation above 0"
         )
+    return experiment.data.test

@@ -79,8 +79,8 @@ def train(
     mean_loss = float(loss_sum) / seen
     if not math.isfinite(mean_loss):
         raise MethodError(
-            f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: training diverged. "
-            "Lower training.learning_rate or set training.clip; every round before this one is saved"
+            f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
+            "training diverged. Lower training.learning_rate or set training.clip; every round before this one is saved"
         )
     update = method.pack(module, sub_model)
     # The module trains the next client too, so what leaves it gets memory of its own.
@@ -105,7 +105,7 @@ def calibrate(
     """
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
-    batches = (draw(share.train, index).x for index in order.split(context.training.batch_size))
+    batches = (draw(share.train, index).x for index in torch.split(order, context.training.batch_size))
     return Update(collect(module, batches).tensors(), dict(sub_model.ticket))
 
 
@@ -140,7 +140,7 @@ def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _
     sums: Sums = {}
     module.eval()
     with torch.no_grad():
-        for index in torch.arange(len(part)).split(batch_size):
+        for index in torch.split(torch.arange(len(part)), batch_size):
             batch = draw(part, index)
             add(sums, context.task.sums(module(batch.x), batch.y))
     return sums
@@ -173,7 +173,7 @@ def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[T
     done = 0
     for _ in range(training.local_epochs or training.local_steps or 1):
         if samples > 1:
-            epoch = list(torch.randperm(samples, generator=random).split(training.batch_size))
+            epoch = list(torch.split(torch.randperm(samples, generator=random), training.batch_size))
         if len(epoch) > 1 and len(epoch[-1]) == 1:
             epoch[-2:] = [torch.cat(epoch[-2:])]
         for index in epoch:

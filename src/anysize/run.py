@@ -22,15 +22,15 @@ from anysize import directory as directories
 from anysize.checkpoint import Checkpoint
 from anysize.context import Size
 from anysize.cost import Cost, largest_fitting
-from anysize.data import Part
 from anysize.devices import Budget, round_seconds
 from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines import Engine, InProcess
 from anysize.engines.inprocess import one_thread
+from anysize.engines.processes import Processes, obstacle
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
-from anysize.experiment import Experiment, Signature, check_evaluation, metric_names
+from anysize.experiment import Experiment, Signature, metric_names, test_part
 from anysize.local import draw, needs_calibration
 from anysize.methods.base import Client, Update
 from anysize.report import read_events
@@ -164,7 +164,7 @@ class Run:
         Trained sizes are measured as the run itself measured them. A size that was never trained has statistics of its
         own estimated first, except where every network is normalised by the batch at hand.
         """
-        check_evaluation(self.experiment)
+        test = test_part(self.experiment)
         wanted = self.sizes if sizes is None else [self.size(size) for size in sizes]
         context, method = self.experiment.context, self.experiment.method
         treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
@@ -172,7 +172,7 @@ class Run:
         with one_thread():
             statistics = {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
             batch = self.config.evaluation.batch_size
-            return on_test(context, method, self.state, _test_part(self.experiment), statistics, batch, wanted)
+            return on_test(context, method, self.state, test, statistics, batch, wanted)
 
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
@@ -257,7 +257,8 @@ class _Runner:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
         experiment = self._experiment
         _check_engine(experiment.config.engine.name)
-        check_evaluation(experiment)
+        if "test" in experiment.config.evaluation.on:
+            test_part(experiment)
         if resume:
             self._check_resumable()
         else:
@@ -303,7 +304,13 @@ class _Runner:
         return current
 
     def _engine(self, current: Checkpoint) -> Engine:
-        return InProcess(self._experiment.context, self._experiment.method, self._experiment.shares, current.kept)
+        experiment, options = self._experiment, self._experiment.config.engine
+        if options.name == "processes":
+            reason = obstacle(experiment)
+            if reason is None:
+                return Processes(experiment, current.kept, options.workers)
+            self._on_event({"event": "notice", "text": f"clients run in this process, one after another: {reason}"})
+        return InProcess(experiment.context, experiment.method, experiment.shares, current.kept)
 
     def _round(self, before: Checkpoint, engine: Engine) -> Checkpoint:
         began = time.perf_counter()
@@ -349,7 +356,7 @@ class _Runner:
         event: Json = {}
         metric = context.task.metric
         if "test" in config.evaluation.on:
-            test, batch = _test_part(experiment), config.evaluation.batch_size
+            test, batch = test_part(experiment), config.evaluation.batch_size
             metrics = on_test(context, method, current.state, test, used, batch)
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
         if "clients" in config.evaluation.on:
@@ -518,16 +525,9 @@ def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
         raise CheckpointError(f"the checkpoint in {directory} is damaged: {error}") from None
 
 
-def _test_part(experiment: Experiment) -> Part:
-    data = experiment.data
-    assert data is not None, "check_evaluation refuses this"
-    assert data.test is not None, "check_evaluation refuses this"
-    return data.test
-
-
 def _check_engine(name: str) -> None:
-    if name != "inprocess":
-        raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess")
+    if name not in ("inprocess", "processes"):
+        raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess, processes")
 
 
 def _version(package: str) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.data import Data
+from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import tensors_of
 from anysize.engines.inprocess import one_thread
 from anysize.errors import AnysizeError
@@ -221,6 +222,17 @@ def same_seed_same_bits(trial: Trial) -> str | None:
     return _difference(first, second)
 
 
+def reused_networks_are_like_new(trial: Trial) -> str | None:
+    """A network that is loaded with another client's tensors trains like one that is built for it."""
+    if not trial.method.reusable:
+        return None
+    *_, last = trial.clients()  # of the first one's size, so that it trained in the first one's network
+    context = replace(trial.context.for_client(), built={})
+    alone = perform(context, trial.method, trial.extract(last), trial.experiment.shares.share(last.id))
+    problem = _difference(alone.tensors, trial.trained()[-1].tensors)
+    return None if problem is None else f"{problem}; set reusable = False if `build` reads more than the tensors"
+
+
 def updates_stream_once(trial: Trial) -> str | None:
     """`aggregate` takes an iterator, draws each update once and all of them."""
     updates = trial.trained()
@@ -266,6 +278,23 @@ def customised_is_ordinary(trial: Trial) -> str | None:
     return None
 
 
+def clients_run_what_is_customised(trial: Trial) -> str | None:
+    """The network that a client is asked to evaluate or to calibrate is the customised one of its size."""
+    x = torch.rand(4, 1, 8, 8, generator=generator("clients_run_what_is_customised"))
+    for size in trial.method.sizes(trial.context):
+        message = trial.extract(trial.client(0, size))
+        message = replace(message, ticket=message.ticket | {"task": "evaluate"})
+        built = trial.method.build(trial.context.for_client(), message).eval()
+        network = trial.method.customize(trial.context, trial.state, size).eval()
+        if [n.num_features for n in batch_norms(built)] != [n.num_features for n in batch_norms(network)]:
+            return f"size {size.label}: other batch-norm layers than in the customised network"
+        with torch.no_grad():
+            problem = _difference({"output": network(x)}, {"output": built(x)}, 1e-4)
+        if problem is not None:
+            return f"size {size.label}: {problem}"
+    return None
+
+
 def pretrained_start(trial: Trial) -> str | None:
     """Started from learned weights, the full-size network is the given one, bit for bit."""
     full = trial.context.largest
@@ -289,9 +318,11 @@ LAWS: dict[str, Law] = {
         cost_is_monotone,
         survives_saving,
         same_seed_same_bits,
+        reused_networks_are_like_new,
         updates_stream_once,
         misfits_are_refused,
         customised_is_ordinary,
+        clients_run_what_is_customised,
         pretrained_start,
     )
 }

@@ -90,9 +90,7 @@ def reading(path: Path) -> Iterator[None]:
     # Damage can surface as any exception of the readers below us: of zip, gzip, numpy's header parser, json.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{path} cannot be read: it is damaged, cut short or of another format ({reason})"
-        ) from error
+        raise DataError(f"{path} cannot be read: it is damaged, cut short or of another format ({reason})") from error
 
 
 def read_npz(path: Path) -> Arrays:
@@ -137,9 +135,7 @@ def read_cifar(path: Path, prefix: str) -> Arrays:
     with reading(path), tarfile.open(path) as archive:
         files = {m.name.rsplit("/")[-1]: m for m in archive.getmembers() if m.isfile()}
         train = sorted(name for name in files if re.fullmatch(r"(data_batch_\d|train)\.bin", name))
-        class_names = (
-            _member(archive, _one_of(files, "batches.meta.txt", "fine_label_names.txt")).decode().split()
-        )
+        class_names = _member(archive, _one_of(files, "batches.meta.txt", "fine_label_names.txt")).decode().split()
         x_train, y_train = _cifar_records(b"".join(_member(archive, files[n]) for n in train), prefix)
         test = _member(archive, _one_of(files, "test_batch.bin", "test.bin"))
         x_test, y_test = _cifar_records(test, prefix)
@@ -174,9 +170,7 @@ def download(url: str, path: Path, sha256: str) -> None:
         raise DataError(f"{url} could not be fetched ({error})") from error
     found = _content_sha256(path)
     if found != sha256:
-        raise DataError(
-            f"{url} gave other content than expected: its sha256 is {found}, not {sha256}; nothing is kept"
-        )
+        raise DataError(f"{url} gave other content than expected: its sha256 is {found}, not {sha256}; nothing is kept")
 
 
 def _copy_with_progress(response: Any, file: IO[bytes], name: str) -> None:

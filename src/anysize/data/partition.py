@@ -200,9 +200,7 @@ def split(
     assert clients is not None  # `_setting_problems` has refused it for every split but the natural one
     used = _used(len(data.train), fraction, rng)
     if clients > len(used):
-        raise DataError(
-            f"{clients} clients cannot share {len(used)} samples; use at most {len(used)} clients"
-        )
+        raise DataError(f"{clients} clients cannot share {len(used)} samples; use at most {len(used)} clients")
     if split == "iid":
         return PartitionedShares(data, used, _even_offsets(len(used), clients), validation, seed)
     labels = data.train.labels().numpy()[used]
@@ -371,13 +369,9 @@ def _setting_problems(
     if not 0 < fraction <= 1:
         problems.append(f"fraction is {fraction}; a fraction above 0 up to 1 can be")
     if split == "natural" and groups_of(data.train) is None:
-        problems.append(
-            "split = 'natural' needs data with groups (writers, roles, domains), and these have none"
-        )
+        problems.append("split = 'natural' needs data with groups (writers, roles, domains), and these have none")
     if split in ("classes", "dirichlet") and not has_classes(data.train.labels()):
-        problems.append(
-            f"split = '{split}' needs one class per sample, and these labels are not; use iid or natural"
-        )
+        problems.append(f"split = '{split}' needs one class per sample, and these labels are not; use iid or natural")
         return problems
     if split == "classes":
         problems += _classes_problems(data, classes_per_client)

@@ -121,9 +121,7 @@ class DatasetPart:
         """The samples at `index`, each drawn now: x as the data set gives it, y as int64 or float32."""
         items = [self._item(i) for i in index.tolist()]
         if not items:
-            raise DataError(
-                "an empty batch was asked of a Dataset, which cannot say what shape it would have"
-            )
+            raise DataError("an empty batch was asked of a Dataset, which cannot say what shape it would have")
         try:
             x, y = default_collate([x for x, _ in items]), default_collate([y for _, y in items])
         except RuntimeError as error:
@@ -141,9 +139,7 @@ class DatasetPart:
     def _item(self, index: int) -> tuple[Tensor, Tensor]:
         item = self.dataset[index]
         if not isinstance(item, Sequence) or len(item) != 2:
-            raise DataError(
-                f"sample {index} of the data set is a {type(item).__name__}; each must be a pair (x, y)"
-            )
+            raise DataError(f"sample {index} of the data set is a {type(item).__name__}; each must be a pair (x, y)")
         return as_tensor(item[0], f"x of sample {index}"), as_tensor(item[1], f"y of sample {index}")
 
     def _drawn_labels(self, indices: Sequence[int]) -> Tensor:
@@ -362,9 +358,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         return value.detach().cpu()
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"{name} holds {array.dtype}, which is no number type; encode it as integers or floats first"
-        )
+        raise DataError(f"{name} holds {array.dtype}, which is no number type; encode it as integers or floats first")
     if array.dtype.byteorder not in "=|":
         array = array.astype(array.dtype.newbyteorder("="))
     # torch shares memory only if it may write to it, and knows no negative strides.
@@ -399,14 +393,10 @@ def channel_statistics(part: Part, samples: int = 10_000) -> tuple[tuple[float, 
     >>> channel_statistics(TensorPart(np.full((2, 4, 4), 255, np.uint8), [0, 1]))
     ((1.0,), (1.0,))
     """
-    order = np.random.Generator(np.random.PCG64(derive("channel statistics", len(part)))).permutation(
-        len(part)
-    )
+    order = np.random.Generator(np.random.PCG64(derive("channel statistics", len(part)))).permutation(len(part))
     x, _ = part.batch(torch.from_numpy(np.sort(order[:samples])))
     if x.dtype != torch.uint8 or x.ndim != 4:
-        raise DataError(
-            f"statistics per channel need uint8 images (N, C, H, W), not {x.dtype} of shape {_shape(x)}"
-        )
+        raise DataError(f"statistics per channel need uint8 images (N, C, H, W), not {x.dtype} of shape {_shape(x)}")
     histograms = [torch.bincount(channel.reshape(-1), minlength=256).double() for channel in x.unbind(1)]
     values = torch.arange(256).double() / 255
     means = [float(h @ values / h.sum()) for h in histograms]
@@ -449,12 +439,8 @@ def _length_problems(x: Tensor, y: Tensor, group: Array | None) -> Sequence[str]
 def _part_problems(parts: dict[str, Part]) -> list[str]:
     problems = [f"{name}: there are no samples" for name, part in parts.items() if len(part) == 0]
     tensors = {name: part for name, part in parts.items() if isinstance(part, TensorPart)}
-    problems += [
-        f"{name}: x holds values that are not finite" for name, p in tensors.items() if not _finite(p.x)
-    ]
-    problems += [
-        f"{name}: y holds values that are not finite" for name, p in tensors.items() if not _finite(p.y)
-    ]
+    problems += [f"{name}: x holds values that are not finite" for name, p in tensors.items() if not _finite(p.x)]
+    problems += [f"{name}: y holds values that are not finite" for name, p in tensors.items() if not _finite(p.y)]
     if problems or len(parts) < 2:
         return problems
     shapes = {name: input_shape(part) for name, part in parts.items()}
@@ -478,9 +464,7 @@ def _class_count(parts: dict[str, Part]) -> int | None:
     if any(y.is_floating_point() for y in labels):
         return None
     # Where every token is predicted, the vocabulary is that of inputs and targets together.
-    tokens = [
-        p.x for p in parts.values() if isinstance(p, TensorPart) and p.x.shape == p.y.shape and p.y.ndim > 1
-    ]
+    tokens = [p.x for p in parts.values() if isinstance(p, TensorPart) and p.x.shape == p.y.shape and p.y.ndim > 1]
     return 1 + max(int(y.max()) for y in [*labels, *tokens])
 
 

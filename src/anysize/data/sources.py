@@ -113,12 +113,8 @@ def datasets() -> list[tuple[str, str]]:
     >>> dict(datasets())["digits"]
     'Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.'
     """
-    known = [
-        (name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in sorted(_SOURCES.items())
-    ]
-    found = [
-        (name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in _SOURCES
-    ]
+    known = [(name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in sorted(_SOURCES.items())]
+    found = [(name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in _SOURCES]
     return known + sorted(found)
 
 
@@ -170,9 +166,7 @@ def cifar10(url: str = CIFAR_URL) -> Data:
     Args:
         url: the address of the folder from which the binary archive is fetched if there is no cifar10.npz.
     """
-    arrays, source = _stored_or_fetched(
-        "cifar10", partial(_fetch_cifar, f"{url}/cifar-10-binary.tar.gz", "cifar10")
-    )
+    arrays, source = _stored_or_fetched("cifar10", partial(_fetch_cifar, f"{url}/cifar-10-binary.tar.gz", "cifar10"))
     return from_arrays(arrays, source=str(source))
 
 
@@ -217,12 +211,7 @@ def digits_domains(
         size: to which height and width all are resampled.
         per_domain: at most so many training samples of each, the same for every run.
     """
-    if (
-        size < 1
-        or (per_domain is not None and per_domain < 1)
-        or len(set(domains)) != len(domains)
-        or not domains
-    ):
+    if size < 1 or (per_domain is not None and per_domain < 1) or len(set(domains)) != len(domains) or not domains:
         raise DataError(
             f"digits-domains: size {size}, per_domain {per_domain}, domains {list(domains)}; "
             "numbers of at least 1 are needed, and distinct names"
@@ -263,18 +252,14 @@ def shakespeare(sequence_length: int = 80, minimum_samples: int = 1, test_fracti
     train: list[tuple[str, Array]] = []
     test: list[tuple[str, Array]] = []
     for role, text in sorted(roles.items()):
-        tokens = np.searchsorted(codes, np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)).astype(
-            np.int32
-        )
+        tokens = np.searchsorted(codes, np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)).astype(np.int32)
         cut = len(tokens) - int(test_fraction * len(tokens))
         windows = _windows(tokens[:cut], sequence_length)
         if len(windows) >= minimum_samples:
             train.append((role, windows))
             test.append((role, _windows(tokens[cut:], sequence_length)))
     if not train:
-        raise DataError(
-            f"no role has {minimum_samples} samples of {sequence_length} characters; ask for fewer"
-        )
+        raise DataError(f"no role has {minimum_samples} samples of {sequence_length} characters; ask for fewer")
     return Data(
         train=_sequences(train),
         test=_sequences(test) if any(len(windows) for _, windows in test) else None,
@@ -298,18 +283,14 @@ def imdb(vocabulary: int = 10_000, length: int = 200) -> Data:
         raise DataError(f"imdb: vocabulary {vocabulary}, length {length}; at least 3 and 1 are needed")
     path = _located("imdb", "imdb.jsonl.xz", 'one JSON object a line with "text", "label" and "split"')
     rows = files.read_json_lines(path, ["text", "label", "split"])
-    words = {
-        part: [_words(row["text"]) for row in rows if row["split"] == part] for part in ("train", "test")
-    }
+    words = {part: [_words(row["text"]) for row in rows if row["split"] == part] for part in ("train", "test")}
     labels = {part: [int(row["label"]) for row in rows if row["split"] == part] for part in ("train", "test")}
     counts = Counter(word for review in words["train"] for word in review)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
     token = {word: number for number, word in enumerate(ranked, start=2)}
     parts = {part: TensorPart(_padded(words[part], token, length), labels[part]) for part in words}
     test = parts["test"] if len(parts["test"]) else None
-    return Data(
-        train=parts["train"], test=test, classes=2, class_names=("negative", "positive"), source=str(path)
-    )
+    return Data(train=parts["train"], test=test, classes=2, class_names=("negative", "positive"), source=str(path))
 
 
 def stored(name: str, held_out: float = 0.0) -> Data:
@@ -362,9 +343,7 @@ def from_function(name: str, function: Any, options: dict[str, Any]) -> Data | D
         raise DataError(f"data set '{name}' is a {type(function).__name__}; it must be a function")
     first = next(iter(inspect.signature(function).parameters), None)
     per_device = first == "device"
-    problems = option_problems(
-        f"data set '{name}'", function, options, given=["device"] if per_device else []
-    )
+    problems = option_problems(f"data set '{name}'", function, options, given=["device"] if per_device else [])
     if problems:
         raise DataError("\n".join(problems))
     if per_device:
@@ -378,9 +357,7 @@ def from_function(name: str, function: Any, options: dict[str, Any]) -> Data | D
 def _share_of(name: str, function: Callable[..., Any], options: dict[str, Any], device: Any) -> Share:
     share = function(device, **options)
     if not isinstance(share, Share):
-        raise DataError(
-            f"data set '{name}' gave a {type(share).__name__}; for a device it must give an anysize.Share"
-        )
+        raise DataError(f"data set '{name}' gave a {type(share).__name__}; for a device it must give an anysize.Share")
     return share
 
 
@@ -478,9 +455,7 @@ def _resized(x: torch.Tensor, size: int) -> torch.Tensor:
 def _windows(tokens: Array, length: int) -> Array:
     count = max(0, (len(tokens) - 1) // length)
     starts = np.arange(count)[:, None] * length
-    windows: Array = tokens[
-        starts + np.arange(length + 1)
-    ]  # (count, length + 1): with the character after it
+    windows: Array = tokens[starts + np.arange(length + 1)]  # (count, length + 1): with the character after it
     return windows
 
 

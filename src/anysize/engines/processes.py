@@ -1,8 +1,9 @@
 """Clients in worker processes of our own, one thread each; the same bits as in one process.
 
-Clients are handed out in the order in which their updates are folded in, which is by predicted cost, largest first: so the
-workers end a round together. At most twice as many clients as workers are ahead of the fold; each lives in a *slot*, a piece of
-shared memory that holds its sub-model and then its update, so that a round's memory does not grow with its clients.
+Clients are handed out in the order in which their updates are folded in, which is by predicted cost, largest first:
+so the workers end a round together. At most twice as many clients as workers are ahead of the fold; each lives in a
+*slot*, a piece of shared memory that holds its sub-model and then its update, so that a round's memory does not grow
+with its clients.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class Processes(Engine):
         flow.again.append(task)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        one = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         return subprocess.Popen(
             [sys.executable, "-m", "anysize.engines.worker", str(self._listener.address)],
             env=os.environ | one | {KEY: self._key.hex()},
@@ -299,7 +300,7 @@ def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Con
     socket.settimeout(0.2)
     while time.monotonic() < deadline:
         try:
-            return listener.accept()  # type: ignore[return-value]
+            return listener.accept()
         except TimeoutError:
             ended = [process.poll() for process in processes if process.poll() is not None]
             if ended:

@@ -1,7 +1,7 @@
 """Memory that several processes see: files mapped by all of them, in memory where the system has such a folder.
 
-A mapped file works alike on Linux, macOS and Windows, needs no registry of names, and tensors are views of it: nothing is
-pickled, and what one process writes another reads without a copy.
+A mapped file works alike on Linux, macOS and Windows, needs no registry of names, and tensors are views of it: nothing
+is pickled, and what one process writes another reads without a copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A worker process: `python -m anysize.engines.worker ADDRESS`. It is told of the experiment once, then of one client at a time.
+"""A worker process, `python -m anysize.engines.worker ADDRESS`: told of the experiment once, then of client after client.
 
-It runs the very function that the in-process engine runs, with one thread, so that the same bits come out. It ends when its
-server does.
+It runs the very function that the in-process engine runs, with one thread, so that the same bits come out. It ends
+when its server does.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class Method(ABC, Generic[State]):
         summary: one line for `anysize methods`.
         paper: the tricks that the method's authors used; an experiment's [tricks] override them.
         exceptions: laws of `anysize.testing` that the method does not keep, each with the reason.
-        reusable: whether a built network depends on nothing but the names, shapes and values of the sub-model's tensors and
-            its width, so that it can be loaded with another client's tensors instead of being built again.
+        reusable: whether a built network depends on nothing but the names, shapes and values of the sub-model's tensors
+            and its width, so that it can be loaded with another client's tensors instead of being built again.
         needs_all_updates: whether `aggregate` must hold all updates of a round at once.
     """
 

@@ -66,11 +66,17 @@ class FedAvg(Method[FedAvgState]):
         return sub_model(client, tensors, width=self._widths(context)[-1])
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        return fill(nn.ModuleList(context.skeleton(width) for width in self._widths(context)), sub_model.tensors)
+        widths = self._widths(context)
+        chosen = dict(enumerate(widths))
+        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):  # one network is asked about, not all
+            width = next((s.width for s in self.sizes(context) if s.label == sub_model.ticket["size"]), widths[0])
+            chosen = {widths.index(width): width}
+        tensors = {name: t for name, t in sub_model.tensors.items() if int(name.partition(".")[0]) in chosen}
+        return fill(Networks({str(i): context.skeleton(width) for i, width in chosen.items()}), tensors)
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        assert isinstance(module, nn.ModuleList)
-        losses = [step.objective(network, batch) for network in module]
+        assert isinstance(module, Networks)
+        losses = [step.objective(network, batch) for network in module.values()]
         return sum(losses[1:], start=losses[0])
 
     def aggregate(self, context: Context, state: FedAvgState, updates: Iterable[Update]) -> FedAvgState:
@@ -91,6 +97,15 @@ class FedAvg(Method[FedAvgState]):
     def _widths(self, context: Context) -> list[float]:
         """The distinct widths of the trained networks, smallest first."""
         return sorted({size.width for size in self.sizes(context)})
+
+
+class Networks(nn.ModuleDict):
+    """Networks that are trained together, by their place among the widths; one alone can be run."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        (network,) = self.values()
+        output: Tensor = network(*inputs)
+        return output
 
 
 def _key(width: float) -> str:

@@ -28,9 +28,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or not all(value > 0 for value in std):
-            raise ModelError(
-                f"mean {list(mean)} and std {list(std)}: equally many are needed, and each std above 0"
-            )
+            raise ModelError(f"mean {list(mean)} and std {list(std)}: equally many are needed, and each std above 0")
         self.register_buffer("mean", torch.tensor(list(mean)).float().view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).float().view(-1, 1, 1), persistent=False)
 

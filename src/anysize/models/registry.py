@@ -81,6 +81,4 @@ def models() -> list[tuple[str, str]]:
     >>> dict(models())["mlp"]
     'Fully connected layers with ReLU; takes any input.'
     """
-    return [
-        (name, (inspect.getdoc(function) or "").splitlines()[0]) for name, function in sorted(_MODELS.items())
-    ]
+    return [(name, (inspect.getdoc(function) or "").splitlines()[0]) for name, function in sorted(_MODELS.items())]

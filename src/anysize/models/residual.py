@@ -67,9 +67,7 @@ class PreActivationBlock(nn.Module):
         return out + beside
 
 
-def resnet18(
-    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (64, 128, 256, 512)
-) -> nn.Sequential:
+def resnet18(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (64, 128, 256, 512)) -> nn.Sequential:
     """ResNet-18 for 32 x 32 images: 3x3 stem, no first pooling.
 
     Args:
@@ -80,9 +78,7 @@ def resnet18(
     return _post_activation("resnet18", input_shape, classes, channels, blocks=2)
 
 
-def resnet14(
-    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)
-) -> nn.Sequential:
+def resnet14(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
     """ResNet-14 for 32 x 32 images: three stages of two blocks, projecting shortcuts.
 
     Args:
@@ -93,9 +89,7 @@ def resnet14(
     return _post_activation("resnet14", input_shape, classes, channels, blocks=2)
 
 
-def resnet20(
-    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)
-) -> nn.Sequential:
+def resnet20(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
     """ResNet-20 for 32 x 32 images: three stages of three blocks, projecting shortcuts.
 
     Args:
@@ -106,9 +100,7 @@ def resnet20(
     return _post_activation("resnet20", input_shape, classes, channels, blocks=3)
 
 
-def resnet32(
-    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)
-) -> nn.Sequential:
+def resnet32(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
     """ResNet-32 for 32 x 32 images: three stages of five blocks, projecting shortcuts.
 
     Args:
@@ -155,9 +147,7 @@ def _checked(name: str, input_shape: Sequence[int], classes: int, channels: Sequ
     positive(name, channels=channels, classes=classes)
     # Each stage after the first halves the image.
     if min(height, width) < 2 ** (len(channels) - 1):
-        raise ModelError(
-            f"model '{name}': {len(channels)} stages halve a {height} x {width} image to nothing"
-        )
+        raise ModelError(f"model '{name}': {len(channels)} stages halve a {height} x {width} image to nothing")
     return colours
 
 

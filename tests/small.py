@@ -1,0 +1,74 @@
+"""An experiment of a second or two on the bundled digits, and the command line called in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anysize import config as configs
+from anysize.cli import main
+from anysize.config import ExperimentConfig
+from anysize.experiment import Experiment
+
+
+def config(**changes: Any) -> ExperimentConfig:
+    """A small experiment; a table given as a keyword is merged into the small one's."""
+    tables: dict[str, Any] = {
+        "name": "small",
+        "rounds": 3,
+        "evaluate_every": 1,
+        "data": {"name": "digits", "clients": 6, "fraction": 0.2, "validation": 0.2},
+        "model": {"name": "mlp", "options": {"hidden": [16, 8]}},
+        "devices": {"capacities": [0.5, 1.0]},
+        "method": {"name": "flanc"},
+        "training": {"learning_rate": 0.05, "batch_size": 16},
+    }
+    for key, value in changes.items():
+        merged = key in tables and isinstance(value, Mapping) and key != "method"
+        tables[key] = {**tables[key], **value} if merged else value
+    return configs.from_dict(tables)
+
+
+def experiment(**changes: Any) -> Experiment:
+    """The small experiment, ready to run."""
+    return Experiment.from_config(config(**changes))
+
+
+def file(folder: Path, **changes: Any) -> Path:
+    """The small experiment as a file."""
+    path = folder / "experiment.toml"
+    path.write_text(configs.dumps(config(**changes)))
+    return path
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command line."""
+    monkeypatch.setattr(sys, "argv", ["anysize", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    printed = capsys.readouterr()
+    return int(stopped.value.code or 0), printed.out, printed.err
+
+
+def normalised_network() -> nn.Module:
+    """A little convolutional network with batch-norm for 8 x 8 digits, of torch's own layers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32, 10),
+        )

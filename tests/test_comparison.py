@@ -1,0 +1,133 @@
+"""Several methods on one experiment: fair, resumable, and a table that adds up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anysize as az
+import small
+from anysize.errors import AnysizeError, CheckpointError, ConfigError
+
+METHODS = ["flanc", "heterofl", "fedavg"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> az.Comparison:
+    """Three methods with two seeds."""
+    folder = tmp_path_factory.mktemp("compare")
+    config = small.config(rounds=2, evaluate_every=2, method={"name": "flanc", "orthogonality": 1.0})
+    return az.compare(config, METHODS, seeds=[0, 3], out=folder / "all")
+
+
+def test_every_method_and_seed_has_its_own_run(compared: az.Comparison) -> None:
+    folders = {path.name for path in compared.directory.iterdir() if path.is_dir()}
+    assert folders == {f"{method}-{seed}" for method in METHODS for seed in (0, 3)}
+    for folder in folders:
+        run = az.load(compared.directory / folder)
+        assert run.round == 2
+        assert f"{run.config.method.name}-{run.config.seed}" == folder
+
+
+def test_options_of_the_file_are_its_own_methods_alone(compared: az.Comparison) -> None:
+    options = {name: az.load(compared.directory / f"{name}-0").config.method.options for name in METHODS}
+    assert options == {"flanc": {"orthogonality": 1.0}, "heterofl": {}, "fedavg": {}}
+
+
+def test_a_run_of_a_comparison_is_the_run_that_one_would_have_made_alone(
+    compared: az.Comparison, tmp_path: Path
+) -> None:
+    for method in ("heterofl", "fedavg"):
+        tables: dict[str, Any] = {"rounds": 2, "evaluate_every": 2, "seed": 3, "method": {"name": method}}
+        small.experiment(**tables).run(tmp_path / method)
+        alone = (tmp_path / method / "state.safetensors").read_bytes()
+        assert alone == (compared.directory / f"{method}-3/state.safetensors").read_bytes()
+
+
+def test_the_table_holds_mean_and_deviation_of_what_the_runs_measured(compared: az.Comparison) -> None:
+    assert [(row.method, row.size) for row in compared.rows] == [
+        ("flanc", "0.5"),
+        ("flanc", "1.0"),
+        ("heterofl", "0.5"),
+        ("heterofl", "1.0"),
+        ("fedavg", "0.5"),
+    ]
+    for row in compared.rows:
+        runs = [az.load(compared.directory / f"{row.method}-{seed}") for seed in (0, 3)]
+        values = [run.history[-1]["accuracy"][row.size] for run in runs]
+        assert list(row.values) == values
+        assert row.mean == pytest.approx(sum(values) / 2)
+        assert row.std == pytest.approx(statistics.stdev(values))
+        cost = runs[0].cost(runs[0].size(row.size))
+        assert (row.parameters, row.macs) == (cost.parameters, cost.macs)
+        assert row.bytes_down + row.bytes_up == cost.bytes
+
+
+def test_json_and_csv_hold_the_same_numbers(compared: az.Comparison) -> None:
+    stored = json.loads((compared.directory / "compare.json").read_text())
+    assert stored == json.loads(json.dumps(compared.to_json()))
+    assert stored["metric"] == "accuracy"
+    assert stored["seeds"] == [0, 3]
+    lines = list(csv.DictReader((compared.directory / "compare.csv").open()))
+    assert [float(line["mean"]) for line in lines] == [row.mean for row in compared.rows]
+    assert [float(line["accuracy seed 3"]) for line in lines] == [row.values[1] for row in compared.rows]
+
+
+def test_asking_again_runs_only_what_is_new_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    class StoppedError(BaseException):
+        pass
+
+    seen: list[tuple[str, str]] = []
+
+    def stop(name: str, event: dict[str, Any]) -> None:
+        if name == "heterofl-0" and event["event"] == "client" and event["round"] == 2:
+            raise StoppedError
+
+    config = small.config(rounds=2)
+    with pytest.raises(StoppedError):
+        az.compare(config, ["fedavg", "heterofl"], out=tmp_path / "all", on_event=stop)
+    made = az.compare(
+        config,
+        ["fedavg", "heterofl", "flanc"],
+        out=tmp_path / "all",
+        on_event=lambda name, event: seen.append((name, event["event"])),
+    )
+    assert ("fedavg-0", "finished before") in seen
+    assert ("fedavg-0", "round") not in seen
+    assert seen.count(("heterofl-0", "round")) == 1
+    assert seen.count(("flanc-0", "round")) == 2
+    assert all(row.std is None for row in made.rows)
+    small.experiment(rounds=2, method={"name": "heterofl"}).run(tmp_path / "alone")
+    alone = (tmp_path / "alone/state.safetensors").read_bytes()
+    assert alone == (tmp_path / "all/heterofl-0/state.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "methods, seeds, tables, message",
+    [
+        (["flank"], [], {}, r"unknown method 'flank'; did you mean 'flanc'"),
+        ([], [], {}, "none were named"),
+        (["flanc", "flanc"], [1, 1], {}, r"'flanc' occurs more than once\nseeds: 1 occurs more than once"),
+        (["flanc"], [-1], {}, "-1 is below 0"),
+        (["flanc"], [], {"evaluation": {"on": ["clients"]}}, 'needs "test"'),
+    ],
+)
+def test_what_could_only_fail_later_is_refused_at_once(
+    tmp_path: Path, methods: list[str], seeds: list[int], tables: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        az.compare(small.config(**tables), methods, seeds=seeds, out=tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_comparison_of_another_experiment_is_not_mixed_in(tmp_path: Path) -> None:
+    az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all")
+    with pytest.raises(CheckpointError, match=r"another experiment(.|\n)*learning_rate"):
+        az.compare(small.config(rounds=1, training={"learning_rate": 0.2}), ["fedavg"], out=tmp_path / "all")
+    with pytest.raises(AnysizeError, match="holds a run itself"):
+        az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all/fedavg-0")

@@ -1,0 +1,214 @@
+"""Networks cut from a run: ordinary, with fixed statistics, and the same in every format."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+import anysize as az
+import small
+from anysize.customize import sample_inputs
+from anysize.data import load as load_data
+from anysize.errors import ConfigError, MethodError, ModelError
+from anysize.experiment import Signature
+
+
+def trained(directory: Path, method: str) -> az.Run:
+    data = load_data("digits")
+    assert isinstance(data, az.Data)
+    return az.Experiment(
+        data=data,
+        model=small.normalised_network(),
+        method=method,
+        clients=4,
+        partition={"fraction": 0.3},
+        devices={"capacities": [0.25, 0.5, 1.0], "fractions": [0.25, 0.25, 0.5]},
+        rounds=3,
+        evaluate_every=3,
+        training={"learning_rate": 0.05},
+    ).run(directory)
+
+
+@pytest.fixture(scope="module", params=["flanc", "heterofl"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> az.Run:
+    """A run of a network with batch-norm."""
+    return trained(tmp_path_factory.mktemp("customize") / "run", request.param)
+
+
+X = sample_inputs(Signature((1, 8, 8), False, (), True, 10, 10, None, None, None), 5)
+
+
+@pytest.mark.parametrize("size", ["0.25", "1.0"])
+def test_onnx_gives_what_pytorch_gives_for_one_sample_and_for_many(tmp_path: Path, run: az.Run, size: str) -> None:
+    network = run.customize(size)
+    done = az.export(network, tmp_path / "net.onnx", run.experiment.signature, {"size": size})
+    assert done.size_bytes == (tmp_path / "net.onnx").stat().st_size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx"]
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    expected = network(X).detach().numpy()
+    together = session.run(None, {"input": X.numpy()})[0]
+    alone = np.concatenate([session.run(None, {"input": X[i : i + 1].numpy()})[0] for i in range(len(X))])
+    np.testing.assert_allclose(together, expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(alone, together, rtol=1e-3, atol=1e-4)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["anysize"]) == {"size": size}
+
+
+def test_an_exported_program_gives_what_pytorch_gives(tmp_path: Path, run: az.Run) -> None:
+    network = run.customize(0.5)
+    az.export(network, tmp_path / "net.pt2", run.experiment.signature)
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    together = program(X)
+    torch.testing.assert_close(together, network(X))
+    torch.testing.assert_close(torch.cat([program(X[i : i + 1]) for i in range(len(X))]), together)
+
+
+def test_safetensors_hold_the_networks_own_state(tmp_path: Path, run: az.Run) -> None:
+    network = run.customize(0.5)
+    az.export(network, tmp_path / "net.safetensors", run.experiment.signature, {"size": "0.5"})
+    stored = safetensors.torch.load_file(tmp_path / "net.safetensors")
+    assert set(stored) == set(network.state_dict())
+    assert all(torch.equal(stored[name], tensor) for name, tensor in network.state_dict().items())
+    with safetensors.safe_open(tmp_path / "net.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["anysize"]) == {"size": "0.5"}
+
+
+def test_a_customised_network_runs_where_this_package_is_not(tmp_path: Path, run: az.Run) -> None:
+    network = run.customize(0.5)
+    (tmp_path / "net.pickle").write_bytes(pickle.dumps((network, X, network(X).detach())))
+    code = f"""
+import pickle, sys
+sys.modules["anysize"] = None          # importing it now fails
+network, x, expected = pickle.load(open({str(tmp_path / "net.pickle")!r}, "rb"))
+import torch
+torch.testing.assert_close(network(x), expected)
+assert not network.training
+print("ran without it")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "ran without it\n", done.stderr
+
+
+def test_a_customised_network_is_really_that_small(run: az.Run) -> None:
+    for size, channels in (("0.25", 2), ("0.5", 4), ("1.0", 8)):
+        network = run.customize(size)
+        assert isinstance(network, nn.Sequential)
+        first, last = network[0], network[-1]
+        assert isinstance(first, nn.Conv2d)
+        assert isinstance(last, nn.Linear)
+        assert first.weight.shape == (channels, 1, 3, 3)
+        assert last.weight.shape == (10, 4 * channels)
+
+
+def test_an_untrained_width_is_honest_about_its_accuracy(run: az.Run) -> None:
+    metrics = run.evaluate([0.75, 0.5])
+    assert set(metrics) == {"0.75", "0.5"}
+    data = run.experiment.data
+    assert data is not None
+    assert data.test is not None
+    x, y = data.test.batch(torch.arange(len(data.test)))
+    network = run.customize(0.75)
+    with torch.no_grad():
+        correct = (network(x.float() / 255).argmax(1) == y).float().mean()
+    assert metrics["0.75"]["accuracy"] == pytest.approx(float(correct), abs=1e-6)
+
+
+def test_widths_above_the_largest_trained_are_refused(tmp_path: Path) -> None:
+    for method in ("flanc", "heterofl"):
+        directory = tmp_path / method
+        made = small.experiment(method={"name": method}, devices={"capacities": [0.25, 0.5]}, rounds=1).run(directory)
+        with pytest.raises(MethodError, match=r"up to 0\.5"):
+            made.customize(0.75)
+
+
+def test_fedavg_has_no_other_width_than_it_trained(tmp_path: Path) -> None:
+    made = small.experiment(method={"name": "fedavg"}, rounds=1).run(tmp_path / "run")
+    assert [size.label for size in made.sizes] == ["0.5"]
+    with pytest.raises(MethodError, match=r"width 1.*trained 0.5"):
+        made.customize(1.0)
+
+
+def test_a_budget_chooses_the_largest_size_that_fits(run: az.Run) -> None:
+    costs = {size.label: run.cost(size) for size in run.sizes}
+    exact = az.Budget(inference_bytes=costs["0.5"].inference_bytes, macs=costs["1.0"].macs)
+    assert run.fitting(exact).label == "0.5"
+    assert sum(p.numel() for p in run.customize(budget=exact).parameters()) == sum(
+        p.numel() for p in run.customize(0.5).parameters()
+    )
+    assert run.fitting(az.Budget(inference_bytes=costs["0.5"].inference_bytes - 1)).label == "0.25"
+    with pytest.raises(ConfigError, match=r"no trained size fits.*0.25, needs inference_bytes = \d+"):
+        run.fitting(az.Budget(inference_bytes=10))
+
+
+def test_inference_bytes_are_those_of_the_networks_tensors(run: az.Run) -> None:
+    network = run.customize(0.25)
+    tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    counted = sum(t.numel() * t.element_size() for t in tensors.values())
+    # Where training keeps no statistics, the finished network has mean, variance and a counter per norm besides.
+    statistics = sum(b.numel() * b.element_size() for b in network.buffers())
+    assert run.cost(run.size(0.25)).inference_bytes in (counted, counted - statistics)
+
+
+def test_devices_by_name_are_customised_by_name_or_width(tmp_path: Path) -> None:
+    groups = [{"name": "a/b [x]", "budget": {"parameters": 700}}, {"name": "board", "capacity": 1.0}]
+    made = small.experiment(devices={"capacities": None, "groups": groups}, rounds=1).run(tmp_path / "run")
+    labels = [size.label for size in made.sizes]
+    assert labels == ["a/b [x]", "1.0"]
+    camera = made.size("a/b [x]")
+    assert made.size(camera.width) == camera
+    assert made.cost(camera).parameters <= 700
+    assert set(az.load(tmp_path / "run").evaluate()) == set(labels)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("net.onxx", r"unknown export format '.onxx'; did you mean '.onnx'"),
+        ("net", "unknown export format 'net'"),
+        ("missing/net.onnx", "the folder .* does not exist"),
+        ("folder.onnx", "it is a folder"),
+    ],
+)
+def test_paths_that_cannot_be_written_are_refused(tmp_path: Path, run: az.Run, name: str, message: str) -> None:
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(ModelError, match=message):
+        az.export(run.customize(0.5), tmp_path / name, run.experiment.signature)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.onnx"]
+
+
+class Stubborn(nn.Module):
+    """Its forward looks at values, which no tracer can follow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) * 2 if bool(x.sum() > 1) else x.flatten(1)
+
+
+class Forgetful(nn.Module):
+    """Answers otherwise every time."""
+
+    calls = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Forgetful.calls += 1.0
+        return x.flatten(1) + Forgetful.calls
+
+
+@pytest.mark.parametrize("network", [Stubborn(), Forgetful()])
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_a_network_that_cannot_be_exported_leaves_no_file(
+    tmp_path: Path, run: az.Run, network: nn.Module, ending: str
+) -> None:
+    (tmp_path / f"net.{ending}").write_bytes(b"an older file")
+    with pytest.raises(ModelError, match=r"cannot be written|does not compute"):
+        az.export(network, tmp_path / f"net.{ending}", run.experiment.signature)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"an older file"]

@@ -1,0 +1,263 @@
+"""What the words say is so: code in the pages runs, commands, keys, files and numbers they name exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+import torch
+import typer
+
+import anysize as az
+from anysize import cli, config
+from anysize.errors import ConfigError
+from anysize.experiment import Experiment
+from anysize.planning import plan
+from anysize.testing import LAWS
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "src" / "anysize" / "demo.toml"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def code(page: Path) -> list[str]:
+    """Everything that a page shows as code: spans, and the lines of blocks."""
+    text = page.read_text(encoding="utf-8")
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [*re.findall(r"`([^`]+)`", rest), *(line for block in fenced for line in block.splitlines())]
+
+
+def generator() -> ModuleType:
+    """docs/generate.py as a module."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_block(text: str, name: str = "page") -> dict[str, Any]:
+    """The names that a block defines; its classes must be importable, as dataclasses look their module up."""
+    module = ModuleType(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, f"<{name}>", "exec"), module.__dict__)
+    finally:
+        del sys.modules[name]
+    return module.__dict__
+
+
+# Code that runs
+
+
+def test_readme_python_runs_and_writes_an_onnx_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks(ROOT / "README.md", "python")
+    assert len(block.strip().splitlines()) <= 13, "the first screen promises a dozen lines"
+    monkeypatch.chdir(tmp_path)
+    made = run_block(block)
+    assert (tmp_path / "small.onnx").stat().st_size > 0
+    assert made["small"][0][0].out_channels == 4, "a quarter of 16 channels"
+    assert set(made["run"].evaluate()) == {"0.25", "0.5", "0.75", "1.0"}
+
+
+@pytest.mark.parametrize(
+    "name, arguments, says",
+    [
+        ("train_any_module.py", ["--rounds", "1", "--out", "run"], "width 1.0: 28,474 parameters"),
+        ("custom_method.py", ["--rounds", "1", "--out", "run"], "keeps every law"),
+        ("deploy_sizes.py", ["--rounds", "1", "--to", "deployed"], "size 0.75 is the largest that fits"),
+    ],
+)
+def test_examples_run(name: str, arguments: list[str], says: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    parameters = test_examples_run.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    assert {name for name, _, _ in parameters} == {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
+def test_toy_method_of_the_page_breaks_the_one_law_that_the_page_names(capsys: pytest.CaptureFixture[str]) -> None:
+    run_block("\n".join(blocks(ROOT / "docs" / "own-method.md", "python")))
+    said = capsys.readouterr().out
+    assert [name for name in LAWS if f"{name}:" in said] == ["order_of_clients"]
+
+
+def test_listing_of_the_elastic_page_is_what_its_code_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / "elastic.md"
+    made = run_block(blocks(page, "python")[0])
+    assert capsys.readouterr().out == blocks(page, "text")[0]
+    assert made["small"].a.weight.shape == (6, 4, 3, 3)
+
+
+def test_own_data_and_model_of_the_page_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs" / "own-data-and-model.md"
+    mine, live, task = blocks(page, "python")
+    (tmp_path / "mine.py").write_text(mine + task)
+    (tmp_path / "mine.toml").write_text(blocks(page, "toml")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        whole = az.run("mine.toml", overrides=["rounds=1"])
+        own = ["rounds=1", "data.name=mine:share", "data.options={}", 'evaluation.on=["clients"]']
+        each = az.run("mine.toml", overrides=own, out=tmp_path / "each")
+        huber = sys.modules["mine"].Huber()
+    finally:
+        sys.modules.pop("mine", None)
+    assert whole.customize(1.0)[0].out_features == 64, "model.options"
+    assert set(each.history[-1]["client_metrics"]) == {"0.25", "0.5", "0.75", "1.0"}
+    assert huber.metrics(huber.sums(torch.tensor([1.0]), torch.tensor([3.0]))) == {"error": 2.0, "loss": 1.5}
+    run_block(live)
+
+
+# Words that name things
+
+
+def test_experiment_page_is_what_the_generator_prints() -> None:
+    page = (ROOT / "docs" / "experiment-file.md").read_text(encoding="utf-8")
+    assert page == generator().page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    known = typer.main.get_command(cli.app)
+    assert isinstance(known, click.Group)
+    for text in code(page):
+        for name, rest in re.findall(r"(?<!import )\banysize ([a-z]+)\b([^`]*)", text):
+            assert name in known.commands, f"anysize {name} in: {text}"
+            allowed = {option for parameter in known.commands[name].params for option in parameter.opts}
+            strange = set(re.findall(r"(--[a-z][a-z-]*)", rest)) - allowed
+            assert not strange, f"{strange} in: {text}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name for text in code(page) for name in re.findall(r"\bmake ([a-z-]+)", text)}
+    assert named <= targets
+
+
+def test_every_command_is_in_the_readme() -> None:
+    known = typer.main.get_command(cli.app)
+    assert isinstance(known, click.Group)
+    shown = {name for name, command in known.commands.items() if not command.hidden}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {name for name in shown if f"anysize {name}" in text} == shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_keys_of_the_experiment_file_exist(page: Path) -> None:
+    tables = {
+        name: next(config._tables_in(field.annotation), None)
+        for name, field in config.ExperimentConfig.model_fields.items()
+    }
+    tables = {name: table for name, table in tables.items() if table is not None}
+    named = rf"(?<![\w./])({'|'.join(tables)})\.([a-z_]+)(?![\w(/])"
+    for text in code(page):
+        found = re.findall(named, text) + re.findall(rf"\[({'|'.join(tables)})\] ([a-z_]+)", text)
+        for table, key in found:
+            known = tables[table]
+            assert known is not None
+            assert key in known.model_fields or key in ("toml", "py"), f"{table}.{key} in: {text}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_toml_of_the_pages_is_a_valid_experiment(page: Path) -> None:
+    missing = {"data": {"name": "digits", "clients": 40}, "model": {"name": "mlp"}, "method": {"name": "flanc"}}
+    for block in blocks(page, "toml"):
+        config.from_dict(missing | tomllib.loads(block))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target} in {page.name}"
+        assert not anchor or anchor in anchors(file), f"{target} in {page.name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_that_are_named_exist(page: Path) -> None:
+    for text in code(page):
+        for path in re.findall(r"(?<![\w/.])(?:src|tests|examples|docs)/[\w/.-]*\w", text):
+            assert (ROOT / path).exists(), f"{path} in {page.name}"
+
+
+def test_every_page_of_the_docs_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in text] == []
+
+
+# Facts
+
+
+def test_costs_in_the_readme_are_those_of_the_demo() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- demo table -->")[2].partition("<!-- end of demo table -->")[0]
+    shown = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.strip().splitlines()[2:]]
+    groups = plan(Experiment.from_config(config.load(DEMO)))["groups"]
+    counted = [
+        [
+            group["size"],
+            f"{group['parameters']:,}",
+            cli._count(group["macs"]),
+            cli._bytes(group["bytes_down"] + group["bytes_up"]),
+        ]
+        for group in groups
+    ]
+    assert [row[:4] for row in shown] == counted
+
+
+def test_privacy_page_lists_what_the_plan_of_the_demo_lists() -> None:
+    leaves = plan(Experiment.from_config(config.load(DEMO)))["leaves_the_device"]
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert f"Leaves a device: {'; '.join(leaves)}." in page
+
+
+def test_laws_of_the_page_are_the_laws() -> None:
+    page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## The laws")[2], re.MULTILINE)
+    assert rows == list(LAWS), "the table of laws in docs/own-method.md names other laws than anysize.testing"
+
+
+def test_engines_that_the_docs_call_missing_are_refused(tmp_path: Path) -> None:
+    assert "`flower` is refused" in generator().NOTES["engine"]
+    with pytest.raises(ConfigError, match="not part of this version; known: inprocess, processes"):
+        az.run(DEMO, out=tmp_path, overrides=["engine.name=flower", "rounds=1"])
+
+
+def test_resume_page_names_what_a_resumed_run_may_change() -> None:
+    from anysize.run import _MAY_CHANGE
+
+    page = (ROOT / "docs" / "determinism.md").read_text(encoding="utf-8")
+    sentence = re.search(r"A resumed run may change (.*?), and nothing else", page, re.DOTALL)
+    assert sentence is not None
+    assert set(re.findall(r"`\[?(\w+)\]?`", sentence[1])) == set(_MAY_CHANGE)
