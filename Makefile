@@ -20,6 +20,9 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
+bench: $(READY)
+	$(BIN)/python benchmarks/bench.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

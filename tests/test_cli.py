@@ -211,26 +211,22 @@ def test_compare_prints_a_table_and_json(call: Call, source: Path, tmp_path: Pat
     arguments = ["compare", source, "--methods", "fedavg, heterofl", "--seeds", "0,1", "--out", tmp_path / "all"]
     code, out, _ = call(*arguments, "--set", "rounds=1")
     assert code == 0
-    assert [line.split()[:2] for line in out.splitlines()[1:4]] == [
-        ["fedavg", "0.5"],
-        ["heterofl", "0.5"],
-        ["heterofl", "1.0"],
-    ]
+    rows = [line.split()[:2] for line in out.splitlines()[1:4]]
+    assert rows == [["fedavg", "0.5"], ["heterofl", "0.5"], ["heterofl", "1.0"]]
     assert "±" in out
     code, out, err = call(*arguments, "--set", "rounds=1", "--json")
     assert json.loads(out) == json.loads((tmp_path / "all/compare.json").read_text())
     assert err.count("finished before") == 4
 
 
-def test_names_with_signs_of_markup_are_printed_as_they_are(call: Call, source: Path, tmp_path: Path) -> None:
+def test_names_with_signs_of_markup_are_printed_as_they_are(call: Call, tmp_path: Path) -> None:
     name = "[red]we[bold]ird ü 日本"
-    groups = "[{name='[/x]', capacity=0.5}, {name='b', capacity=1.0}]"
-    table = small.file(tmp_path, name=name, rounds=1, devices={"capacities": None})
-    arguments = ["--set", f"devices.groups={groups}"]
-    code, out, err = call("run", table, "--out", tmp_path / "run", *arguments)
+    groups = [{"name": "[/x]", "capacity": 0.5}, {"name": "b", "capacity": 1.0}]
+    table = small.file(tmp_path, name=name, rounds=1, devices={"capacities": None, "groups": groups})
+    code, _, err = call("run", table, "--out", tmp_path / "run")
     assert (code, "error" in err) == (0, False)
     assert call("status", tmp_path / "run")[1].startswith(f"{name}: round 1")
-    assert "[/x]" in call("plan", table, *arguments)[1]
+    assert "[/x]" in call("plan", table)[1]
 
 
 def test_the_demo_file_is_a_valid_experiment() -> None:
@@ -260,7 +256,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "capacity above one": (["devices.capacities=[0.5,1.5]"], "devices.capacities[1]: given 1.5"),
     "capacity of nothing": (["devices.capacities=[0.0,1.0]"], "devices.capacities[0]: given 0.0"),
     "too many classes": (["data.split=classes", "data.classes_per_client=11"], "classes_per_client is 11"),
-    "too many clients": (["data.clients=5000"], "5000 clients cannot share 287 samples"),
+    "too many clients": (["data.clients=5000"], "5000 clients cannot share 288 samples"),
     "nobody": (["devices.participation=0.01"], "selects nobody"),
     "too small a budget": (
         ["devices={groups=[{name='tiny', budget={parameters=3}}]}"],
@@ -348,9 +344,7 @@ def test_every_command_refuses_in_a_line_or_two(call: Call, source: Path, finish
     assert (finished / "state.safetensors").read_bytes() == state
 
 
-def test_our_own_faults_are_told_apart_from_the_users(
-    call: Call, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_own_faults_are_told_from_the_users(call: Call, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(*_: Any) -> None:
         raise IndexError("oops")
 

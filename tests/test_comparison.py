@@ -39,9 +39,7 @@ def test_options_of_the_file_are_its_own_methods_alone(compared: az.Comparison) 
     assert options == {"flanc": {"orthogonality": 1.0}, "heterofl": {}, "fedavg": {}}
 
 
-def test_a_run_of_a_comparison_is_the_run_that_one_would_have_made_alone(
-    compared: az.Comparison, tmp_path: Path
-) -> None:
+def test_a_run_of_a_comparison_is_the_run_made_alone(compared: az.Comparison, tmp_path: Path) -> None:
     for method in ("heterofl", "fedavg"):
         tables: dict[str, Any] = {"rounds": 2, "evaluate_every": 2, "seed": 3, "method": {"name": method}}
         small.experiment(**tables).run(tmp_path / method)

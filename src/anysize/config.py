@@ -15,6 +15,7 @@ import csv
 import datetime
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -721,6 +722,11 @@ class EvaluationConfig(Table):
     """How many clients judge themselves where on has "clients"; absent: all."""
 
 
+def _default_engine() -> Any:
+    """The engine of a file that names none: ANYSIZE_ENGINE, else worker processes where they can help."""
+    return os.environ.get("ANYSIZE_ENGINE") or ("processes" if (os.cpu_count() or 1) > 1 else "inprocess")
+
+
 class EngineConfig(Table):
     """Where clients run.
 
@@ -729,8 +735,8 @@ class EngineConfig(Table):
     """
 
     table: ClassVar[str] = "engine"
-    name: Literal["inprocess", "processes", "flower"] = "inprocess"
-    """In this process, in worker processes, or on a fleet."""
+    name: Literal["inprocess", "processes", "flower"] = Field(default_factory=lambda: _default_engine())
+    """In this process, in worker processes, or on a fleet; absent: worker processes where there are several cores."""
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
     accelerator: Name = "auto"

@@ -1,4 +1,4 @@
-"""A worker process, `python -m anysize.engines.worker ADDRESS`: told of the experiment once, then of client after client.
+"""A worker process, `python -m anysize.engines.worker ADDRESS`: told of the experiment, then of client after client.
 
 It runs the very function that the in-process engine runs, with one thread, so that the same bits come out. It ends
 when its server does.

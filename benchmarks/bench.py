@@ -1,0 +1,332 @@
+"""The speed figures: `make bench` prints them and writes benchmarks/results.json. Ratios are taken within one run.
+
+Machines are noisy, so every comparison alternates between the two sides and takes the median of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from anysize.config import from_dict
+from anysize.context import Context, Size
+from anysize.data import Share, to_input
+from anysize.engines import InProcess
+from anysize.engines.inprocess import one_thread
+from anysize.engines.processes import Processes
+from anysize.evaluation import on_test
+from anysize.experiment import Experiment
+from anysize.local import perform
+from anysize.methods import FLANC, HeteroFL
+from anysize.methods.base import Client, Method, SubModel, Update, sub_model
+from anysize.objectives import Batch, Step, make_objective
+from anysize.round import run_round
+
+RESULTS = Path(__file__).parent / "results.json"
+
+
+def standard_job(method: str) -> Experiment:
+    """Fashion-MNIST, small-cnn, 100 clients, 10 a round, four widths."""
+    tables = {
+        "data": {"name": "fashion-mnist", "clients": 100},
+        "model": {"name": "small-cnn"},
+        "devices": {"participation": 0.1},
+        "method": {"name": method},
+        "training": {"batch_size": 32, "learning_rate": 0.05},
+    }
+    return Experiment.from_config(from_dict(tables))
+
+
+def round_clients(made: Experiment, number: int) -> list[Client]:
+    """The round's participants, largest predicted cost first."""
+    ids = made.fleet.participants(number)
+    size = {c: made.size_of_group[made.fleet.group_of(c, number).name] for c in ids}
+    order = sorted(ids, key=lambda c: (-size[c].width * made.shares.samples(c), c))
+    return [Client(c, i, size[c], number, made.shares.samples(c), 0) for i, c in enumerate(order)]
+
+
+def plain_round(made: Experiment, state: Any, clients: Iterable[Client]) -> None:
+    """What one writes without a framework: the same sub-models in turn, torch's defaults, a DataLoader for each."""
+    context, method = made.context, made.method
+    for client in clients:
+        message = method.extract(context, state, client)
+        module = method.build(context, message)
+        x, y = made.shares.share(client.id).train.batch(torch.arange(client.samples))
+        loader = DataLoader(TensorDataset(to_input(x), y), batch_size=32, shuffle=True)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+        objective = make_objective(context.task, context.tricks, None)
+        step = Step(0, torch.Generator(), {}, objective)
+        module.train()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            method.loss(module, Batch(inputs, targets), step).backward()
+            optimizer.step()
+        {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def against_plain_torch(rounds: int) -> dict[str, Any]:
+    """Seconds a round of the standard job, ours with two workers against the plain loop with default threads."""
+    found = {}
+    threads = torch.get_num_threads()
+    for name in ("heterofl", "flanc"):
+        made = standard_job(name)
+        state = made.method.init(made.context)
+        ours, plain = [], []
+        with Processes(made, {}, workers=2) as engine:
+            for number in range(1, rounds + 2):  # the first round warms up both sides
+                clients = round_clients(made, number)
+                torch.set_num_threads(1)
+                ours.append(timed(partial(run_round, made.context, made.method, state, clients, engine, 0.05)))
+                torch.set_num_threads(threads)
+                plain.append(timed(partial(plain_round, made, state, clients)))
+        a, b = statistics.median(ours[1:]), statistics.median(plain[1:])
+        found[name] = {"ours_seconds": a, "plain_seconds": b, "times_faster": b / a}
+    return found
+
+
+@dataclass(frozen=True)
+class IdleState:
+    """One tensor of a million bytes."""
+
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Idle(Method[IdleState]):
+    """Clients that do nothing with a megabyte: what is left is the engine's own cost."""
+
+    def sizes(self, context: Context) -> list[Size]:
+        return list(context.sizes)
+
+    def init(self, context: Context) -> IdleState:
+        return IdleState({"w": torch.zeros(250_000)})
+
+    def extract(self, context: Context, state: IdleState, client: Client) -> SubModel:
+        return sub_model(client, dict(state.tensors), width=1.0)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        module = nn.Module()
+        module.w = nn.Parameter(sub_model.tensors["w"].clone())
+        return module
+
+    def aggregate(self, context: Context, state: IdleState, updates: Iterable[Update]) -> IdleState:
+        total = torch.zeros(250_000)
+        for update in updates:
+            total += update.tensors["w"]
+        return IdleState({"w": total / 100})
+
+    def customize(self, context: Context, state: IdleState, size: Size) -> nn.Module:
+        raise NotImplementedError
+
+
+def idle_round(engine: Any, context: Context, method: Idle, state: IdleState, clients: int) -> None:
+    """One round of clients that send back what they got."""
+    ticket = {"round": 1, "seed": 0, "size": "1.0", "width": 1.0, "task": "echo"}
+    messages = (SubModel(dict(state.tensors), ticket | {"client": c}) for c in range(clients))
+    method.aggregate(context, state, engine.perform(messages))
+
+
+def overhead() -> dict[str, Any]:
+    """Seconds of a round of 100 clients that do nothing, 1 MB each way."""
+    tables = {
+        "data": {"name": "digits", "clients": 100},
+        "model": {"name": "mlp"},
+        "method": {"name": "benchmarks.bench:Idle"},
+    }
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    made = Experiment.from_config(from_dict(tables))
+    method = Idle()
+    state = method.init(made.context)
+    found = {}
+    with one_thread():
+        inside = InProcess(made.context, method, made.shares, {})
+        found["in_process_seconds"] = best(lambda: idle_round(inside, made.context, method, state, 100))
+        with Processes(made, {}, workers=2) as engine:
+            found["two_workers_seconds"] = best(lambda: idle_round(engine, made.context, method, state, 100))
+    return found
+
+
+def step_by_width() -> dict[str, Any]:
+    """Milliseconds of one training step of the standard job's networks at batch 32, by width."""
+    found: dict[str, Any] = {}
+    for method in (HeteroFL(), FLANC()):
+        made = standard_job("heterofl" if isinstance(method, HeteroFL) else "flanc")
+        state = made.method.init(made.context)
+        share = made.shares.share(0)
+        few = Share(train=share.train.batch(torch.arange(320)))
+        row = {}
+        for size in made.sizes:
+            message = made.method.extract(made.context, state, Client(0, 0, size, 1, 320, 0))
+            message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+            with one_thread():
+                row[size.label] = best(partial(perform, made.context, made.method, message, few)) / 10 * 1000
+        found[type(method).__name__.lower()] = row
+    return found
+
+
+def evaluation() -> dict[str, Any]:
+    """Seconds to evaluate all widths on the whole test set, and its share of a run at the default interval."""
+    made = standard_job("flanc")
+    state = made.method.init(made.context)
+    assert made.data is not None
+    test = made.data.test
+    assert test is not None
+    with one_thread():
+        seconds = best(lambda: on_test(made.context, made.method, state, test, {}, 500), 2)
+        with Processes(made, {}, workers=2) as engine:
+            clients = round_clients(made, 1)
+            one = best(lambda: run_round(made.context, made.method, state, clients, engine, 0.05), 3)
+    return {"seconds": seconds, "round_seconds": one, "share_of_run": seconds / (10 * one + seconds)}
+
+
+def memory() -> dict[str, Any]:
+    """Peak server memory in MB with 10, 100 and 1,000 clients in a round, and the start with a million registered."""
+    found: dict[str, Any] = {}
+    for count in (10, 100, 1000):
+        found[f"round_of_{count}_mb"] = float(_in_new_process("_round_memory", str(count))[0])
+    empty_seconds, empty_mb = map(float, _in_new_process("_start", "10"))
+    seconds, mb = map(float, _in_new_process("_start", "1000000"))
+    found["million_clients"] = {"start_seconds": seconds - empty_seconds, "above_empty_mb": mb - empty_mb}
+    return found
+
+
+def _round_memory(count: str) -> None:
+    made = _generated(int(count))
+    state = made.method.init(made.context)
+    clients = [Client(c, c, made.sizes[-1], 1, 4, 0) for c in range(int(count))]
+    engine = InProcess(made.context, made.method, made.shares, {})
+    with one_thread():
+        print(watched_peak(partial(run_round, made.context, made.method, state, clients, engine, 0.01)))
+
+
+def watched_peak(function: Callable[[], Any]) -> float:
+    """The most memory in MB that this process held while it ran `function`, looked at every few milliseconds."""
+    held = [0.0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            held[0] = max(held[0], pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    function()
+    done.set()
+    watcher.join()
+    return held[0]
+
+
+def _start(count: str) -> None:
+    began = time.perf_counter()
+    made = _generated(int(count), per_round=min(1000, int(count)))
+    made.context  # noqa: B018
+    ids = made.fleet.participants(1)
+    [made.fleet.group_of(client, 1) for client in ids]
+    print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def _generated(clients: int, per_round: int | None = None) -> Experiment:
+    """Clients whose data is made only when they are drawn."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    tables = {
+        "data": {"name": "benchmarks.bench:generated", "clients": clients, "options": {"classes": 10}},
+        "model": {"name": "mlp", "options": {"hidden": [512, 512]}},
+        "devices": {"clients_per_round": per_round or clients},
+        "method": {"name": "heterofl"},
+        "training": {"batch_size": 4},
+        "evaluation": {"on": ["clients"]},
+    }
+    return Experiment.from_config(from_dict(tables))
+
+
+def generated(device: int, classes: int = 10) -> Share:
+    """Four random samples, other ones for every device."""
+    random = np.random.default_rng(device)
+    return Share(train=(random.random((4, 64), dtype=np.float32), random.integers(classes, size=4)))
+
+
+def _in_new_process(function: str, argument: str) -> list[str]:
+    command = [sys.executable, str(Path(__file__)), "--call", function, argument]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def timed(function: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    gc.collect()
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def best(function: Callable[[], Any], times: int = 5) -> float:
+    """The shortest of several calls, after one that warms up."""
+    function()
+    return min(timed(function) for _ in range(times))
+
+
+def machine() -> dict[str, Any]:
+    """Where the figures were measured, and when."""
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    return {"date": time.strftime("%Y-%m-%d"), "processor": model, "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+def _cpuinfo() -> Iterator[str]:
+    try:
+        yield from Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "overhead_100_idle_clients": overhead,
+    "step_ms_by_width": step_by_width,
+    "evaluation": evaluation,
+    "memory": memory,
+    "against_plain_torch": lambda: against_plain_torch(5),
+}
+
+
+def main() -> None:
+    """Measures every part, or those named, and writes the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; by default all")
+    parser.add_argument("--call", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.call:
+        globals()[given.call[0]](given.call[1])
+        return
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() and given.parts else {}
+    results["machine"] = machine()
+    for name in given.parts or PARTS:
+        print(f"{name} ...", flush=True)
+        results[name] = PARTS[name]()
+        print(json.dumps(results[name], indent=1), flush=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()
