@@ -208,7 +208,7 @@ class Processes(Engine):
         assert slot is not None
         ticket, tensors = answer["ticket"], shared.get(answer["layout"], slot.memory)
         # A training update is folded in before its slot is used again; what is kept longer must leave the slot.
-        if ticket.get("task") != "train":
+        if ticket["task"] in ("calibrate", "evaluate"):
             tensors = _copied(tensors)
         return Update(tensors, ticket, _copied(shared.get(answer["keep"], slot.memory)))
 
