@@ -536,7 +536,11 @@ def test_imdb_words_are_numbered_by_frequency_in_the_training_part(folder):
     assert (data.train.labels().tolist(), data.classes) == ([1, 0], 2)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b'{"user": "a"}'), gzip.compress(b"nonsense"), b"plain", b""])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b'{"user": "a"}'), gzip.compress(b"nonsense"), b"plain", b""],
+    ids=["without text", "no JSON", "no gzip", "empty"],
+)
 def test_a_damaged_text_file_is_one_error_that_names_it(folder, content):
     (folder / "shakespeare.jsonl.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"shakespeare\.jsonl\.gz cannot be read"):
