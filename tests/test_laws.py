@@ -167,7 +167,7 @@ def test_every_method_keeps_the_laws_in_every_fleet(method: str, capacities: tup
 @pytest.mark.parametrize("tricks", TRICKS, ids=str)
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc"])
 def test_every_method_keeps_the_laws_with_every_trick(method: str, tricks: dict[str, Any]) -> None:
-    check_method(METHODS[method], fresh("mlp with batch-norm"), tricks=tricks)
+    check_method(METHODS[method], fresh("mlp with batch-norm"), [0.5, 1.0], tricks)
 
 
 @dataclass(frozen=True)
@@ -380,14 +380,14 @@ def test_a_sound_method_keeps_every_law() -> None:
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_broken_method_is_caught_by_the_law_it_breaks(kind: type[Method[Any]]) -> None:
     with pytest.raises(AssertionError, match=rf"(?m)^  {BROKEN[kind]}: "):
-        check_method(kind())
+        check_method(kind(), fresh("mlp with batch-norm"))
 
 
 def test_every_law_catches_some_broken_method() -> None:
     caught = set(BROKEN.values()) | {"unchanged_updates"}  # LosesOnPack, below
     assert caught == set(LAWS)
     with pytest.raises(AssertionError, match=r"(?m)^  unchanged_updates: "):
-        check_method(LosesOnPack())
+        check_method(LosesOnPack(), fresh("mlp"))
 
 
 def test_a_declared_exception_is_not_checked_and_a_foreign_one_is_named() -> None:

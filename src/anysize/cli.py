@@ -317,7 +317,8 @@ def _verdict(error: Exception) -> tuple[str, int]:
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 2
     if isinstance(error, MemoryError):
         return "out of memory; lower training.batch_size, evaluation.batch_size or the largest capacity", 2
-    return f"{type(error).__name__}: {error} (a fault of anysize; --debug shows where)", 1
+    reason = str(error).split("\n", 1)[0]
+    return f"{type(error).__name__}: {reason} (a fault of anysize; --debug shows where)", 1
 
 
 def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:

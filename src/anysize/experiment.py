@@ -193,9 +193,9 @@ class Experiment:
             own = self._own_parts()
             if not own:
                 raise
-            raise AnysizeError(
-                f"{when}: {type(error).__name__}: {error}{own_line(error)}. Look at {' and '.join(own)}"
-            ) from error
+            reason = str(error).split("\n", 1)[0]  # a worker's error has its traceback below
+            what = f"{type(error).__name__}: {reason}{own_line(error)}"
+            raise AnysizeError(f"{when}: {what}. Look at {' and '.join(own)}") from error
 
     def run(self, out: str | Path | None = None, **options: Any) -> Run:
         """Runs it; see `anysize.run`."""
@@ -536,7 +536,7 @@ def metric_names(experiment: Experiment) -> list[str]:
     return list(metrics)
 
 
-def test_part(experiment: Experiment) -> Part:
+def evaluation_part(experiment: Experiment) -> Part:
     """The server's test samples, or an error that says how to do without."""
     if experiment.data is None or experiment.data.test is None:
         raise DataError(

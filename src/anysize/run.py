@@ -30,7 +30,7 @@ from anysize.engines.inprocess import one_thread
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
-from anysize.experiment import Experiment, Signature, metric_names, test_part
+from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
 from anysize.local import draw, needs_calibration
 from anysize.methods.base import Client, Update
 from anysize.report import read_events
@@ -164,7 +164,7 @@ class Run:
         Trained sizes are measured as the run itself measured them. A size that was never trained has statistics of its
         own estimated first, except where every network is normalised by the batch at hand.
         """
-        test = test_part(self.experiment)
+        test = evaluation_part(self.experiment)
         wanted = self.sizes if sizes is None else [self.size(size) for size in sizes]
         context, method = self.experiment.context, self.experiment.method
         treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
@@ -258,7 +258,7 @@ class _Runner:
         experiment = self._experiment
         _check_engine(experiment.config.engine.name)
         if "test" in experiment.config.evaluation.on:
-            test_part(experiment)
+            evaluation_part(experiment)
         if resume:
             self._check_resumable()
         else:
@@ -356,7 +356,7 @@ class _Runner:
         event: Json = {}
         metric = context.task.metric
         if "test" in config.evaluation.on:
-            test, batch = test_part(experiment), config.evaluation.batch_size
+            test, batch = evaluation_part(experiment), config.evaluation.batch_size
             metrics = on_test(context, method, current.state, test, used, batch)
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
         if "clients" in config.evaluation.on:
