@@ -144,17 +144,19 @@ def test_classifier_rows_come_from_clients_that_hold_the_class() -> None:
     np.testing.assert_allclose(after["2.bias"], plain, rtol=1e-5, atol=1e-6)
 
 
-def test_the_scaler_divides_by_the_width_in_training_only() -> None:
+def test_the_scaler_divides_by_the_width_and_is_folded_into_a_customised_network() -> None:
     context = context_of(HeteroFL(), [0.5, 1.0])
     state = HeteroFL().init(context)
     message = HeteroFL().extract(context, state, Client(0, 0, Size(0.5), 1, 3, 0))
     x = numbers(5, 4, 6)
     w = {name: tensor.numpy() for name, tensor in message.tensors.items()}
-    for training, scale in ((True, 2.0), (False, 1.0)):
+    built = HeteroFL().build(context, message)
+    customised = HeteroFL().customize(context, state, Size(0.5))
+    unscaled = HeteroFL(scaler=False).customize(context, state, Size(0.5))
+    for network, scale in ((built.train(), 2.0), (built.eval(), 2.0), (customised, 2.0), (unscaled, 1.0)):
         h = np.maximum(scale * (x.numpy() @ w["0.weight"].T + w["0.bias"]), 0)
         h = np.maximum(scale * (h @ w["2.weight"].T + w["2.bias"]), 0)
-        found = HeteroFL().build(context, message).train(training)(x)
-        np.testing.assert_allclose(found.detach(), h @ w["4.weight"].T + w["4.bias"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(network(x).detach(), h @ w["4.weight"].T + w["4.bias"], rtol=1e-4, atol=1e-5)
 
 
 def test_masked_cross_entropy_sets_absent_logits_to_zero() -> None:

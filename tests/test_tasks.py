@@ -86,6 +86,7 @@ def test_targets_of_shape_n_fit_outputs_of_shape_n_by_1() -> None:
 def test_equal_targets_leave_nothing_to_explain(value: float) -> None:
     truth = torch.full((7,), value, dtype=torch.float64)
     assert merged(task("regression"), truth + 1, truth, [3, 4])["r2"] == 0
+    assert merged(task("regression"), truth + 1, truth, [7])["r2"] == 0  # whose rounding leaves a variance above zero
 
 
 @settings(max_examples=20, deadline=None)

@@ -7,7 +7,7 @@ ICLR 2021.
     W_g             state.tensors                   full network
     W_l^p           cut(context, W_g, p)            the first ceil(p n) channels of every width group
     r^{p-1}         size.width                      scalar
-    Scaler          _Scaler                         divides a layer's output by the width, in training only
+    Scaler          _Scaler                         divides a layer's output by the width
 
 Equation index: Eqs. (1)-(3), the mean of every entry over the clients whose sub-network has it ->
 `HeteroFL.aggregate`; masked cross-entropy and static batch-norm -> [tricks] masked_loss, batch_norm = "calibrated"; the
@@ -17,7 +17,9 @@ rather than samples -> weighting = "clients".
 Departures: slices follow the width groups that tracing finds, instead of rules per architecture. The scaler stands
 after each convolution and linear layer whose outputs are narrowed; the authors put it there too, but between a
 convolution and its batch-norm, where it has almost no effect, it is left out where the two are neighbours in one
-container.
+container. The authors scale in training only and let the statistics of batch-norm absorb it in tests; here a small
+network scales always, folded into its weights when it is customised, since one without batch-norm would otherwise not
+be the network that was trained.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class HeteroFL(Method[HeteroFLState]):
     """Prefix slices of one network.
 
     Attributes:
-        scaler: divide the outputs of narrowed layers by the width while training, as dropout does, so that the full
+        scaler: divide the outputs of narrowed layers by the width, as dropout does, so that the full
             network sees activations of the size that its parts were trained on.
     """
 
@@ -90,17 +92,26 @@ class HeteroFL(Method[HeteroFLState]):
             raise MethodError(
                 f"heterofl: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}"
             )
-        return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+        network = fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+        return self._folded(context, network, size.width)
+
+    def _folded(self, context: Context, network: nn.Module, width: float) -> nn.Module:
+        """The same network with the scaler in its weights."""
+        if self.scaler and width < 1:
+            for layer in narrowed_layers(context, network):
+                for parameter in layer.parameters():
+                    parameter.data /= width
+        return network
 
 
 @dataclass(frozen=True)
 class _Scaler:
-    """A forward hook: outputs / width, in training only."""
+    """A forward hook: outputs / width."""
 
     width: float
 
     def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output / self.width if layer.training else output
+        return output / self.width
 
 
 def narrowed_layers(context: Context, network: nn.Module) -> Iterator[nn.Module]:
