@@ -29,7 +29,7 @@ from anysize.cost import Cost, largest_fitting, measure
 from anysize.data import Data, DeviceShares, Part, Share, Shares, to_input
 from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet
 from anysize.elastic.axes import Axes, trace
-from anysize.elastic.norm import without_statistics
+from anysize.elastic.norm import batch_norms, without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, unknown
 from anysize.methods import Method, make, name_of
@@ -197,6 +197,16 @@ class Experiment:
             what = f"{type(error).__name__}: {reason}{own_line(error)}"
             raise AnysizeError(f"{when}: {what}. Look at {' and '.join(own)}") from error
 
+    def notices(self) -> list[str]:
+        """What a user should know before the first round."""
+        found = self.method.notices(self.context)
+        if self.context.tricks.batch_norm == "local" and batch_norms(self.context.template):
+            found.append(
+                'batch_norm = "local": norm layers never leave the clients, so a customised network and the test on the '
+                'server have them as at the start; judge with evaluation.on = ["clients"]'
+            )
+        return found
+
     def run(self, out: str | Path | None = None, **options: Any) -> Run:
         """Runs it; see `anysize.run`."""
         from anysize.run import run
@@ -235,6 +245,11 @@ class Experiment:
         if live is not None:
             return data_sets.from_function(self.config.data.name, live, self.config.data.options)
         self._refuse_missing("data")
+        if self.config.data.name == "devices":
+            raise ConfigError(
+                'data.name = "devices" is for fleets, where each device has its own; this version simulates on one '
+                'machine. Name a data set, or a "module:function" with a parameter `device` that gives one device\'s share'
+            )
         return data_sets.load(self.config.data.name, self.config.data.options)
 
     @property

@@ -31,7 +31,7 @@ def plan(experiment: Experiment) -> Json:
     return {
         "groups": groups,
         "leaves_the_device": leaves_the_device(experiment),
-        "notices": experiment.method.notices(context),
+        "notices": experiment.notices(),
     }
 
 

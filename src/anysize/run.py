@@ -414,7 +414,7 @@ class _Runner:
             ],
             "groups": groups,
             "partition": partition_summary(experiment),
-            "notices": experiment.method.notices(context),
+            "notices": experiment.notices(),
         }
 
     def _progress(self, number: int, clients: int) -> Callable[[Update], None]:

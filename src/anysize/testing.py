@@ -119,7 +119,8 @@ def check_method(
     problems = [f"{name}: {problem}" for name, problem in broken.items() if problem is not None]
     problems += [f"exceptions names '{name}', which is no law; laws: {', '.join(LAWS)}" for name in foreign]
     if problems:
-        raise AssertionError(f"{type(method).__name__} breaks {len(problems)} laws:\n  " + "\n  ".join(problems))
+        count = "1 law" if len(problems) == 1 else f"{len(problems)} laws"
+        raise AssertionError(f"{type(method).__name__} breaks {count}:\n  " + "\n  ".join(problems))
 
 
 def make_trial(

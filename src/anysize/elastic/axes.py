@@ -410,7 +410,7 @@ def trace(
         place = getattr(error, "tracer_path", "") or "the network's own forward"
         raise ModelError(
             f"the network cannot run without data, at {place} "
-            f"({line_of(error) or 'inside PyTorch'}): {error}. "
+            f"({line_of(error) or 'inside PyTorch'}): {str(error).rstrip('.')}. "
             "Its forward may not depend on values of its input, and the example must fit it"
         ) from error
     ran.tracer.settle_grids()

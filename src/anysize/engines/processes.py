@@ -122,9 +122,11 @@ class Processes(Engine):
                 self._collect(flow)
 
     def close(self) -> None:
-        """Ends the workers and frees the shared memory."""
+        """Ends the workers, at once if they are in the middle of something, and frees the shared memory."""
         for worker in self._workers:
             worker.connection.close()
+            if worker.task is not None:
+                worker.process.kill()
         for worker in self._workers:
             try:
                 worker.process.wait(timeout=5)

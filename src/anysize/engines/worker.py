@@ -67,7 +67,8 @@ def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
         sub_model = SubModel(shared.get(message["layout"], memory), message["ticket"])
         kept = shared.get(message["kept"], memory)
         try:
-            update = perform(context, method, sub_model, shares.share(int(message["ticket"]["client"])), kept)
+            with experiment.blamed(f"round {sub_model.ticket['round']}, client {sub_model.ticket['client']}"):
+                update = perform(context, method, sub_model, shares.share(int(message["ticket"]["client"])), kept)
         except Exception as error:
             connection.send_bytes(failure(error))
             continue
