@@ -69,6 +69,21 @@ class Tied(nn.Module):
         return self.head(torch.relu(self.third(torch.relu(self.second(x)))))
 
 
+class TiedBeforeNorm(nn.Module):
+    """Two layers share a weight; only one is followed by a batch-norm, so only the other is scaled by HeteroFL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(64, 16), nn.ReLU())
+        self.second = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.third = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+        self.third[0].weight = self.second[0].weight
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.third(self.second(self.first(x.flatten(1)))))
+
+
 class Joined(nn.Module):
     """The classifier sees the input beside what was made of it: only a part of its inputs changes with the width."""
 
@@ -108,6 +123,7 @@ MODELS = {
     "residual": Residual,
     "recurrent": Recurrent,
     "tied": Tied,
+    "tied before a norm": TiedBeforeNorm,
     "joined": Joined,
     "odd names": odd_names,
 }

@@ -202,8 +202,8 @@ class Experiment:
         found = self.method.notices(self.context)
         if self.context.tricks.batch_norm == "local" and batch_norms(self.context.template):
             found.append(
-                'batch_norm = "local": norm layers never leave the clients, so a customised network and the test on the '
-                'server have them as at the start; judge with evaluation.on = ["clients"]'
+                'batch_norm = "local": norm layers never leave the clients, so a customised network and the test on '
+                'the server have them as at the start; judge with evaluation.on = ["clients"]'
             )
         return found
 
@@ -248,7 +248,7 @@ class Experiment:
         if self.config.data.name == "devices":
             raise ConfigError(
                 'data.name = "devices" is for fleets, where each device has its own; this version simulates on one '
-                'machine. Name a data set, or a "module:function" with a parameter `device` that gives one device\'s share'
+                'machine. Name a data set, or a "module:function" with a parameter `device` that gives a device its share'
             )
         return data_sets.load(self.config.data.name, self.config.data.options)
 

@@ -97,10 +97,14 @@ class HeteroFL(Method[HeteroFLState]):
 
     def _folded(self, context: Context, network: nn.Module, width: float) -> nn.Module:
         """The same network with the scaler in its weights."""
-        if self.scaler and width < 1:
-            for layer in narrowed_layers(context, network):
-                for parameter in layer.parameters():
-                    parameter.data /= width
+        if not self.scaler or width == 1:
+            return network
+        layers = list(narrowed_layers(context, network))
+        own = [(layer, name, p) for layer in layers for name, p in layer._parameters.items() if p is not None]
+        # Once per tensor, whoever shares it; a layer that shares it and is not scaled keeps the old one.
+        folded = {id(p): nn.Parameter(p.detach() / width, requires_grad=p.requires_grad) for _, _, p in own}
+        for layer, name, parameter in own:
+            layer._parameters[name] = folded[id(parameter)]
         return network
 
 
