@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anysize.context import Context, Size
+from anysize.cost import trained
 from anysize.data import Part, SubsetPart
 from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
@@ -117,7 +118,8 @@ def on_clients(
         for client in ids:
             size = size_of_group[groups[client].name]
             message = _message(context, method, state, size, client, round, "evaluate")
-            yield with_statistics(message, statistics[size.label]) if size.label in statistics else message
+            runs = trained(method, context, size).label  # FedAvg at the weakest width runs that on every device
+            yield with_statistics(message, statistics[runs]) if runs in statistics else message
 
     rows = []
     for update in engine.perform(messages()):

@@ -248,7 +248,7 @@ class Experiment:
         if self.config.data.name == "devices":
             raise ConfigError(
                 'data.name = "devices" is for fleets, where each device has its own; this version simulates on one '
-                'machine. Name a data set, or a "module:function" with a parameter `device` that gives a device its share'
+                'machine. Name a data set, or a "module:function" with a parameter `device` that gives its share'
             )
         return data_sets.load(self.config.data.name, self.config.data.options)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def train(
     module.train()
     training, tricks = context.training, context.tricks
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
-    received = {n: p.detach().clone() for n, p in module.named_parameters()} if tricks.proximal else {}
+    received = as_received(module, sub_model, kept)
     classes = held_classes(context, share.train)
     objective = make_objective(context.task, tricks, classes)
     changes = generator(*_names(sub_model), "augment")
@@ -119,8 +119,8 @@ def calibrate(
     """
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
-    batches = (draw(share.train, index).x for index in torch.split(order, context.training.batch_size))
-    return Update(collect(module, batches).tensors(), dict(sub_model.ticket))
+    inputs = (draw(share.train, index).x for index in batches(order, context.training.batch_size))
+    return Update(collect(module, inputs).tensors(), dict(sub_model.ticket))
 
 
 def evaluate(
@@ -161,7 +161,7 @@ def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _
     sums: Sums = {}
     module.eval()
     with torch.no_grad():
-        for index in torch.split(torch.arange(len(part)), batch_size):
+        for index in batches(torch.arange(len(part)), batch_size):
             batch = draw(part, index)
             add(sums, context.task.sums(module(batch.x), batch.y))
     return sums
@@ -182,26 +182,40 @@ def trainable(context: Context, method: Method[Any], sub_model: SubModel) -> nn.
     return module
 
 
-def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[Tensor]:
-    """The sample indices of each local step: shuffled epochs, as many steps or epochs as the training asks for.
+def as_received(module: nn.Module, sub_model: SubModel, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The module's tensors before training: the message's own where it has them by the module's names, else copies."""
+    arrived = {**sub_model.tensors, **kept}
+    if all(name in arrived for name, _ in module.named_parameters()):
+        return arrived
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
-    A last batch of one sample joins the one before it: batch statistics of one sample are no statistics. A client
-    with a single sample sees it twice in a batch for the same reason.
-    """
+
+def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[Tensor]:
+    """The sample indices of each local step: shuffled epochs, as many steps or epochs as the training asks for."""
     training = context.training
-    if samples == 1:
-        epoch = [torch.zeros(2, dtype=torch.int64)]
     done = 0
     for _ in range(training.local_epochs or training.local_steps or 1):
-        if samples > 1:
-            epoch = list(torch.split(torch.randperm(samples, generator=random), training.batch_size))
-        if len(epoch) > 1 and len(epoch[-1]) == 1:
-            epoch[-2:] = [torch.cat(epoch[-2:])]
-        for index in epoch:
+        for index in batches(torch.randperm(samples, generator=random), training.batch_size):
             if training.local_steps is not None and done == training.local_steps:
                 return
             done += 1
             yield index
+
+
+def batches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """The indices of `order` in batches, none of one sample, since that has no batch statistics.
+
+    A last batch of one joins the one before it; a single sample stands twice in its batch.
+
+    >>> [len(batch) for batch in batches(torch.arange(7), 3)], batches(torch.tensor([4]), 3)
+    ([3, 4], [tensor([4, 4])])
+    """
+    if len(order) == 1:
+        return [order.repeat(2)]
+    parts = list(torch.split(order, max(batch_size, 2)))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
 
 
 def draw(
@@ -217,8 +231,31 @@ def draw(
 
 
 def layout(module: nn.Module) -> nn.Module:
-    """The same module with convolution weights in the layout that is fast on a CPU."""
+    """The same module in the memory layout that is fast on a CPU.
+
+    In that layout torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a stride, at some
+    numbers of channels. Such a layer is given every s-th pixel instead, which is the same function.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d) and _strides_over_pixels(layer):
+            layer.register_forward_pre_hook(_EveryPixel(*(int(step) for step in layer.stride)))
+            layer.stride = (1, 1)
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class _EveryPixel:
+    """A forward hook: every pixel that a stride would visit."""
+
+    rows: int
+    columns: int
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0][..., :: self.rows, :: self.columns], *inputs[1:])
+
+
+def _strides_over_pixels(layer: nn.Conv2d) -> bool:
+    return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and tuple(layer.stride) != (1, 1)
 
 
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -321,7 +321,9 @@ class _Runner:
         state, tally = run_round(
             context, method, before.state, clients, engine, rate, self._progress(number, len(clients))
         )
-        state, momentum = with_momentum(before.state, state, before.momentum, context.tricks.server_momentum)
+        state, momentum = with_momentum(
+            before.state, state, before.momentum, context.tricks.server_momentum, dict(context.template.named_buffers())
+        )
         before.kept.update(tally.kept)  # the same mapping that the engine reads from
         turns = before.turns | dict.fromkeys(tally.kept, number)
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
@@ -461,15 +463,20 @@ class _Runner:
         self._on_event(event)
 
 
-def with_momentum(before: Any, after: Any, momentum: Tensors, factor: float) -> tuple[Any, Tensors]:
-    """The server's step with momentum: v <- factor v + (after - before), state <- before + v."""
+def with_momentum(
+    before: Any, after: Any, momentum: Tensors, factor: float, buffers: Collection[str] = ()
+) -> tuple[Any, Tensors]:
+    """The server's step with momentum: v <- factor v + (after - before), state <- before + v.
+
+    Buffers, such as running statistics, are no parameters: a variance with momentum could fall below zero.
+    """
     if factor == 0:
         return after, {}
     old, _ = flatten(before)
     new, note = flatten(after)
     moved: Tensors = {}
     for name, tensor in new.items():
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and name.split("/")[-1] not in buffers:
             moved[name] = momentum.get(name, torch.zeros_like(tensor)) * factor + (tensor - old[name])
     stepped = {name: old[name] + moved[name] if name in moved else tensor for name, tensor in new.items()}
     return restore(type(after), stepped, note), moved

@@ -1,0 +1,113 @@
+"""The client's side: layout, batches, what a step receives, and the global generator left alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anysize as az
+from anysize.local import batches, layout, perform
+from anysize.methods import FedAvg, HeteroFL
+from anysize.methods.base import Client, SubModel
+from anysize.objectives import Batch, Step
+from anysize.run import with_momentum
+from anysize.testing import make_trial
+
+
+@pytest.mark.parametrize("channels", [2, 4, 6, 8])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_the_fast_layout_computes_what_the_plain_one_does(channels: int, stride: int) -> None:
+    """At 2 to 6 channels the strided 1 x 1 convolution would corrupt memory in the fast layout."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(channels, 5, 1, stride=stride), nn.Flatten())
+    fast = layout(copy.deepcopy(plain))
+    for _ in range(20):
+        x = torch.randn(16, 3, 10, 10)
+        expected, found = plain(x), fast(x.contiguous(memory_format=torch.channels_last))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for network, output in ((plain, expected), (fast, found)):
+            network.zero_grad()
+            output.square().sum().backward()
+        for one, other in zip(plain.parameters(), fast.parameters()):
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("samples, size", [(1, 4), (2, 1), (5, 2), (9, 4), (8, 4), (33, 32)])
+def test_batches_hold_every_sample_and_never_a_single_one(samples: int, size: int) -> None:
+    parts = batches(torch.arange(samples), size)
+    assert min(len(part) for part in parts) >= 2
+    assert sorted(set(torch.cat(parts).tolist())) == list(range(samples))
+    assert samples == 1 or len(torch.cat(parts)) == samples
+
+
+def _message(trial: object, task: str = "train") -> SubModel:
+    client = Client(0, 0, trial.context.largest, 1, 12, 0)  # type: ignore[attr-defined]
+    message = trial.method.extract(trial.context, trial.state, client)  # type: ignore[attr-defined]
+    return SubModel(message.tensors, message.ticket | {"task": task, "rate": 0.05})
+
+
+def test_calibration_takes_a_share_whose_last_batch_is_one_sample() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    trial = make_trial(HeteroFL(), network, (0.5, 1.0), None)
+    x = torch.randint(256, (9, 1, 8, 8), dtype=torch.uint8)  # a batch of 8 and one of 1
+    share = az.Share(train=(x, torch.arange(9) % 4))
+    update = perform(trial.context, trial.method, _message(trial, "calibrate"), share)
+    entering = network[1](x.flatten(1).float() / 255).detach().double().numpy()
+    np.testing.assert_allclose(update.tensors["0.mean"], entering.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(update.tensors["0.variance"], entering.var(0), rtol=1e-4, atol=1e-5)
+    assert update.tensors["0.count"] == 9
+
+
+@dataclass(frozen=True)
+class Anchored(FedAvg):
+    """Notes how far each step starts from what was received."""
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        far = sum(float((p.detach() - step.received[n]).abs().max()) for n, p in module.named_parameters())
+        DISTANCES.append((step.number, far))
+        return super().loss(module, batch, step)
+
+
+DISTANCES: list[tuple[int, float]] = []
+
+
+def test_a_step_knows_the_tensors_as_they_were_received() -> None:
+    trial = make_trial(Anchored(), None, (1.0,), None)
+    share = trial.experiment.shares.share(0)
+    for _ in range(2):  # the second time the network is used again
+        DISTANCES.clear()
+        perform(trial.context, trial.method, _message(trial), share)
+        assert DISTANCES[0] == (0, 0.0)
+        assert all(far > 0 for number, far in DISTANCES if number > 0)
+
+
+def test_dropout_is_the_clients_own_and_the_global_generator_is_left_alone() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 4))
+    trial = make_trial(FedAvg(), network, (1.0,), None)
+    share = trial.experiment.shares.share(0)
+    before = torch.get_rng_state()
+    first = perform(trial.context, trial.method, _message(trial), share)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    second = perform(trial.context, trial.method, _message(trial), share)
+    for name, tensor in first.tensors.items():
+        assert torch.equal(tensor, second.tensors[name])
+
+
+def test_server_momentum_leaves_running_statistics_alone() -> None:
+    @dataclass(frozen=True)
+    class State:
+        tensors: dict[str, Tensor]
+
+    before = State({"w": torch.tensor([1.0]), "norm.running_var": torch.tensor([1.0])})
+    after = State({"w": torch.tensor([3.0]), "norm.running_var": torch.tensor([0.1])})
+    old = {"tensors/w": torch.tensor([1.0])}
+    stepped, moved = with_momentum(before, after, old, 0.5, {"norm.running_var"})
+    assert stepped.tensors["w"].item() == pytest.approx(1.0 + 0.5 * 1.0 + 2.0)
+    assert stepped.tensors["norm.running_var"].item() == pytest.approx(0.1)
+    assert list(moved) == ["tensors/w"]
