@@ -32,6 +32,7 @@ from anysize.context import Context, Size
 from anysize.data import Share, to_input
 from anysize.engines import InProcess
 from anysize.engines.inprocess import one_thread
+from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes
 from anysize.evaluation import on_test
 from anysize.experiment import Experiment
@@ -318,6 +319,7 @@ def main() -> None:
     if given.call:
         globals()[given.call[0]](given.call[1])
         return
+    hold_memory()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() and given.parts else {}
     results["machine"] = machine()
     for name in given.parts or PARTS:

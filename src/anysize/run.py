@@ -27,6 +27,7 @@ from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines import Engine, InProcess
 from anysize.engines.inprocess import one_thread
+from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
@@ -64,6 +65,7 @@ def run(
     """
     experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
+    hold_memory()
     with one_thread():  # the number of threads changes last bits, on the server as on a client
         _Runner(experiment, directory, on_event).go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
@@ -169,6 +171,7 @@ class Run:
         context, method = self.experiment.context, self.experiment.method
         treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
         fixed = [s for s in wanted if treatment == "calibrated" or (treatment != "batch" and s.label not in trained)]
+        hold_memory()
         with one_thread():
             statistics = {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
             batch = self.config.evaluation.batch_size

@@ -21,6 +21,7 @@ from anysize.config import loads
 from anysize.context import Size
 from anysize.data import Data, TensorPart
 from anysize.engines import shared
+from anysize.engines.memory import hold_memory
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment, Signature
 from anysize.local import perform
@@ -35,6 +36,7 @@ def main(address: str) -> None:
     key = bytes.fromhex(os.environ.pop(KEY))
     server = os.getppid()
     torch.set_num_threads(1)
+    hold_memory()
     home: str | None = None
     with Client(address, authkey=key) as connection:
         try:
