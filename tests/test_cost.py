@@ -221,3 +221,20 @@ def test_a_context_of_a_client_holds_no_weights() -> None:
     assert all(p.device.type == "meta" for p in context.template.parameters())
     with pytest.raises(AssertionError, match="only the server"):
         context.for_client().start()
+
+
+def test_budgets_hold_in_the_fleet_that_they_make_together() -> None:
+    """The inputs of FLANC's basis divide every trained input width, so a size costs more beside others than alone."""
+    limits = {"watch": 16_370, "phone": 61_794, "tablet": 78_218}
+    x = torch.zeros(8, 1, 28, 28, dtype=torch.uint8)
+    made = Experiment(
+        data=Data(train=(x, torch.arange(8) % 2), classes=10),
+        clients=6,
+        model="flanc-cnn",
+        method="flanc",
+        devices={"groups": [{"name": name, "budget": {"parameters": most}} for name, most in limits.items()]},
+        evaluation={"on": ["clients"]},
+    )
+    state = made.method.init(made.context)
+    for name, most in limits.items():
+        assert made.cost(made.size_of_group[name], state=state).parameters <= most

@@ -193,3 +193,29 @@ def test_a_client_without_a_held_out_share_is_named() -> None:
     message = made.method.extract(made.context, state, clients(made)[0])
     with pytest.raises(DataError, match="client 0 has no held-out share"):
         evaluate(made.context, made.method, message, made.shares.share(0), {})
+
+
+def test_a_worker_that_died_while_idle_is_replaced() -> None:
+    made = experiment()
+    state = made.method.init(made.context)
+    expected, _ = run_round(
+        made.context, made.method, state, clients(made), InProcess(made.context, made.method, made.shares, {}), 0.05
+    )
+    with Processes(made, {}, workers=1) as engine:
+        engine._workers[0].process.kill()
+        engine._workers[0].process.wait()
+        found, _ = run_round(made.context, made.method, state, clients(made), engine, 0.05)
+    assert bits(found) == bits(expected)
+
+
+def test_a_network_that_changes_its_constants_gives_the_same_bits_in_any_order() -> None:
+    made = experiment("fedavg")
+    state = made.method.init(made.context)
+    inside = InProcess(made.context, made.method, made.shares, {})
+    alone, _ = run_round(made.context, made.method, state, clients(made)[1:2], inside, 0.05)
+    for module in [entry[1] for entry in made.context.built.values()]:
+        for child in module.modules():
+            for name in child._non_persistent_buffers_set:
+                child._buffers[name] = child._buffers[name] + 1.0  # what a forward pass with a memory would do
+    again, _ = run_round(made.context, made.method, state, clients(made)[1:2], inside, 0.05)
+    assert bits(alone) == bits(again)

@@ -456,3 +456,20 @@ def test_an_engine_that_does_not_exist_is_refused_before_a_file_is_written(tmp_p
     with pytest.raises(ConfigError, match="flower"):
         small.experiment(engine={"name": "flower"}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_local_norms_of_a_client_whose_capacity_changed_start_anew(tmp_path: Path) -> None:
+    run = az.Experiment(
+        data="digits",
+        clients=4,
+        model={"name": "small-cnn", "options": {"channels": [8, 16]}},
+        method="heterofl",
+        partition={"fraction": 0.2, "validation": 0.2},
+        devices={"capacities": [0.25, 1.0], "redraw": "round"},
+        tricks={"batch_norm": "local"},
+        evaluation={"on": ["clients"]},
+        rounds=4,
+        evaluate_every=2,
+    ).run(tmp_path / "run")
+    sizes = {(c["client"], c["size"]) for event in run.history for c in event["clients"]}
+    assert len(sizes) > 4  # some client took part at both capacities

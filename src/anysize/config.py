@@ -294,7 +294,7 @@ class BudgetConfig(Table):
     activation_bytes: Positive | None = None
     """Memory of what a training step keeps for its backward pass."""
     bytes: Positive | None = None
-    """Bytes on the wire in one round, each way."""
+    """Bytes on the wire in one round, down and up together."""
     inference_bytes: Positive | None = None
     """Memory of the network when it only predicts."""
 
@@ -606,7 +606,7 @@ class TrainingConfig(Table):
     weight_decay: NotNegative = 1e-4
     """Decay of every parameter."""
     clip: Positive | None = None
-    """The largest norm of a gradient; absent: no clipping."""
+    """The largest norm of the gradient of a parameter group (most methods have one); absent: no clipping."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
     """How the learning rate falls over the rounds."""
     milestones: Annotated[tuple[Positive, ...], Field(strict=False)] = ()

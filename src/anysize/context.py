@@ -64,7 +64,7 @@ class Context:
     seed: int = 0
     initial: Mapping[str, Tensor] | None = None
     pretrained: bool = False
-    built: dict[Any, tuple[Any, nn.Module]] = field(default_factory=dict, repr=False, compare=False)
+    built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[float, nn.Module] = field(default_factory=dict, repr=False, compare=False)
 
     def skeleton(self, width: float) -> nn.Module:

@@ -109,14 +109,16 @@ def rewind(directory: Path, round: int) -> None:
     drop_partial(directory)
     events, clients = directory / EVENTS, directory / CLIENTS
     whole = events.read_bytes() if events.is_file() else b""
-    if not whole.endswith(b"\n"):
+    if whole and not whole.endswith(b"\n"):
         write(events, whole[: whole.rfind(b"\n") + 1])
     if not clients.is_file():
         return
-    reader = csv.DictReader(io.StringIO(clients.read_text(encoding="utf-8"), newline=""))
+    text = clients.read_text(encoding="utf-8")
+    finished = text[: text.rfind("\n") + 1]
+    reader = csv.DictReader(io.StringIO(finished, newline=""))
     columns, rows = list(reader.fieldnames or ()), list(reader)
     kept = [row for row in rows if row["round"].isdecimal() and int(row["round"]) <= round]
-    if len(kept) < len(rows):
+    if len(kept) < len(rows) or finished != text:
         write_text(clients, _csv(columns, kept))
 
 

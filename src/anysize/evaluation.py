@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +37,13 @@ def finished(
     return network.eval()
 
 
-def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Iterable[Tensor]) -> Statistics:
-    """Statistics of a size that was never trained, by forward passes of the customised network itself."""
-    return collect(without_statistics(method.customize(context, state, size)), batches)
+def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
+    """Statistics of a size that was never trained, by passes of the customised network itself; `batches` is re-read."""
+    network = without_statistics(method.customize(context, state, size))
+    for _ in range(_CALIBRATION_PASSES):
+        statistics = collect(network, batches)
+        attach(network, statistics)
+    return statistics
 
 
 def on_test(
@@ -111,7 +115,7 @@ def on_clients(
     """One row per client: its metrics on its own held-out share at the size that its device runs."""
     ids = list(range(fleet.clients))
     if count is not None and count < fleet.clients:
-        ids = sorted(_draws(fleet.clients, 1, generator(context.seed, round, "evaluation"))[:count])
+        ids = sorted(_draws(fleet.clients, count, generator(context.seed, round, "evaluation"))[:count])
     groups = {client: fleet.group_of(client, round) for client in ids}
 
     def messages() -> Iterator[SubModel]:

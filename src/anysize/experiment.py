@@ -472,12 +472,16 @@ def solve_sizes(experiment: Experiment, groups: Sequence[DeviceGroup]) -> dict[s
             costs[size.width] = experiment.cost(size, experiment.context_for((Size(size.width),)))
         return costs[size.width]
 
-    solved, problems = {}, []
+    solved: dict[str, Size] = {}
+    budgets: dict[str, Budget] = {}
+    problems = []
     for group in groups:
         if group.budget is None and unit == "width":
             solved[group.name] = Size(group.capacity or 1.0)
             continue
-        budget = group.budget or Budget(**{unit: (group.capacity or 1.0) * cost(Size(1.0)).units()[unit]})
+        budgets[group.name] = budget = group.budget or Budget(
+            **{unit: (group.capacity or 1.0) * cost(Size(1.0)).units()[unit]}
+        )
         size = largest_fitting([Size(width) for width in GRID], budget.fits, cost)
         if size is None:
             smallest = cost(Size(GRID[0])).units()
@@ -489,6 +493,29 @@ def solve_sizes(experiment: Experiment, groups: Sequence[DeviceGroup]) -> dict[s
             solved[group.name] = Size(size.width, name="" if group.label == repr(size.width) else group.label)
     if problems:
         raise ConfigError("\n".join(problems))
+    return lowered(experiment, solved, budgets)
+
+
+def lowered(experiment: Experiment, solved: dict[str, Size], budgets: Mapping[str, Budget]) -> dict[str, Size]:
+    """The sizes, lowered on `GRID` until each fits its budget in the fleet that they make together.
+
+    What a size costs may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
+    """
+    for _ in range(len(GRID) * len(solved)):
+        context = experiment.context_for(tuple(sorted(set(solved.values()), key=lambda size: (size.width, size.label))))
+        state = experiment.method.init(context)
+        costs = {name: experiment.cost(solved[name], context, state).units() for name in budgets}
+        over = [name for name, budget in budgets.items() if not budget.fits(costs[name])]
+        if not over:
+            return solved
+        for name in over:
+            below = [width for width in GRID if width < solved[name].width]
+            if not below:
+                raise ConfigError(
+                    f"devices: group '{name}' can train no width in this fleet; the smallest, {GRID[0]:g}, needs "
+                    + ", ".join(f"{unit} = {costs[name][unit]:g}" for unit in budgets[name].limits())
+                )
+            solved[name] = Size(below[-1], name=solved[name].name or name)
     return solved
 
 

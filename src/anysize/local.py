@@ -7,7 +7,7 @@ one message shape only. What happens depends on the message and the data alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,11 +68,12 @@ def train(
     """The update after local training."""
     module = trainable(context, method, sub_model)
     local = local_names(context, module)
-    load_into(module, {name: kept[name] for name in local if name in kept})
+    own = fitting(module, local, kept)
+    load_into(module, own)
     module.train()
     training, tricks = context.training, context.tricks
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
-    received = as_received(module, sub_model, kept)
+    received = as_received(module, sub_model, own)
     classes = held_classes(context, share.train)
     objective = make_objective(context.task, tricks, classes)
     changes = generator(*_names(sub_model), "augment")
@@ -86,7 +87,8 @@ def train(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if training.clip is not None:
-            nn.utils.clip_grad_norm_(module.parameters(), training.clip)
+            for group in optimizer.param_groups:
+                nn.utils.clip_grad_norm_(group["params"], training.clip)
         optimizer.step()
         loss_sum += loss.detach() * len(index)
         seen += len(index)
@@ -130,7 +132,7 @@ def evaluate(
     if share.held_out is None:
         raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
     module = with_fixed_statistics(context, method, sub_model)
-    load_into(module, {name: kept[name] for name in local_names(context, module) if name in kept})
+    load_into(module, fitting(module, local_names(context, module), kept))
     sums = measure(context, module, share.held_out)
     return Update({}, sub_model.ticket | {"sums": sums, "samples": len(share.held_out)})
 
@@ -174,12 +176,25 @@ def trainable(context: Context, method: Method[Any], sub_model: SubModel) -> nn.
     shapes = tuple((name, tensor.shape) for name, tensor in sub_model.tensors.items())
     key = (id(method), sub_model.width, shapes)
     if key not in context.built:
-        context.built[key] = (method, layout(method.build(context, sub_model)))
-        return context.built[key][1]
-    module = context.built[key][1]
+        module = layout(method.build(context, sub_model))
+        context.built[key] = (method, module, dict(constants(module)))
+        return module
+    _, module, first = context.built[key]
     load_into(module, sub_model.tensors)
+    for name, value in first.items():  # what a forward pass may have changed
+        owner, _, leaf = name.rpartition(".")
+        module.get_submodule(owner)._buffers[leaf] = value.clone()
     module.zero_grad()
     return module
+
+
+def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Copies of the buffers that are no part of the state, by name."""
+    for prefix, child in module.named_modules():
+        for name in sorted(child._non_persistent_buffers_set):
+            buffer = child._buffers.get(name)
+            if buffer is not None and not buffer.is_meta:
+                yield f"{prefix}.{name}" if prefix else name, buffer.clone()
 
 
 def as_received(module: nn.Module, sub_model: SubModel, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -255,7 +270,7 @@ class _EveryPixel:
 
 
 def _strides_over_pixels(layer: nn.Conv2d) -> bool:
-    return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and tuple(layer.stride) != (1, 1)
+    return layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and tuple(layer.stride) != (1, 1)
 
 
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -281,6 +296,12 @@ def held_classes(context: Context, part: Part) -> Tensor | None:
 def local_names(context: Context, module: nn.Module) -> list[str]:
     """Names of the tensors that never leave the client."""
     return list(norm_tensors(module)) if context.tricks.batch_norm == "local" else []
+
+
+def fitting(module: nn.Module, names: Collection[str], kept: Mapping[str, Tensor]) -> Tensors:
+    """Those of the kept tensors that fit the module; a client whose capacity changed starts its norm layers anew."""
+    shapes = {name: tensor.shape for name, tensor in named_tensors(module)}
+    return {name: kept[name] for name in names if name in kept and kept[name].shape == shapes[name]}
 
 
 def load_into(module: nn.Module, tensors: Tensors) -> None:

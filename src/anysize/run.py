@@ -32,9 +32,10 @@ from anysize.engines.processes import Processes, obstacle
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
-from anysize.local import draw, needs_calibration
+from anysize.local import batches, draw, needs_calibration
 from anysize.methods.base import Client, Update
 from anysize.report import read_events
+from anysize.rng import generator
 from anysize.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
 
@@ -193,13 +194,12 @@ class Run:
         """Statistics of a size that was never trained, whatever the batch-norm treatment: nobody has tracked any."""
         experiment, count = self.experiment, self.config.evaluation.calibration_clients
         shares, batch = experiment.shares, self.config.training.batch_size
-        parts = (shares.share(client).train for client in range(min(count, len(shares))))
-        batches = (
-            draw(part, torch.arange(start, min(start + batch, len(part)))).x
-            for part in parts
-            for start in range(0, len(part), batch)
-        )
-        return untrained(experiment.context, experiment.method, self.state, size, batches)
+        random = generator(self.config.seed, self.round, "untrained")
+        chosen = torch.randperm(len(shares), generator=random)[:count].tolist()
+        parts = [shares.share(client).train for client in chosen]
+        orders = [torch.randperm(len(part), generator=random) for part in parts]
+        inputs = [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
+        return untrained(experiment.context, experiment.method, self.state, size, inputs)
 
 
 def history(directory: Path) -> list[Json]:

@@ -98,12 +98,16 @@ class Processes(Engine):
         self._free = deque(range(2 * self._count))
         self._key = secrets.token_bytes(32)
         self._hello = json.dumps(_hello(experiment, Path(self._home.name))).encode()
-        self._listener = Listener(authkey=self._key)
+        self._listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
         self._workers: list[_Worker] = []
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            processes = [self._spawn() for _ in range(self._count)]
+            processes.extend(self._spawn() for _ in range(self._count))
             self._workers = self._greet(processes)
         except BaseException:
+            for process in processes:
+                process.kill()
+                process.wait()
             self.close()
             raise
 
@@ -182,11 +186,14 @@ class Processes(Engine):
         try:
             worker.connection.send_bytes(task.message)
         except (OSError, EOFError):
+            task.attempts -= 1  # the worker died before it saw this client
             self._replace(worker, flow)
 
     def _collect(self, flow: _Flow) -> None:
         """Waits for at least one answer and takes all that are there."""
         busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
+        if not busy:  # every task went to a worker that was dead already, and waits to be handed out again
+            return
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
             try:
@@ -234,7 +241,7 @@ class Processes(Engine):
     def _spawn(self) -> subprocess.Popen[bytes]:
         one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         return subprocess.Popen(
-            [sys.executable, "-m", "anysize.engines.worker", str(self._listener.address)],
+            [sys.executable, "-m", "anysize.engines.worker", json.dumps(self._listener.address)],
             env=os.environ | one | {KEY: self._key.hex()},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
@@ -250,7 +257,13 @@ class Processes(Engine):
             workers.append(_Worker(by_pid[int(connection.recv_bytes())], connection))
             connection.send_bytes(self._hello)
         for worker in workers:
-            answer = json.loads(worker.connection.recv_bytes())
+            try:
+                answer = json.loads(worker.connection.recv_bytes())
+            except (EOFError, OSError):
+                code = worker.process.wait()
+                raise AnysizeError(
+                    f"a worker ended with code {code} while it started; is there enough memory?"
+                ) from None
             if "error" in answer:
                 raise _raised(answer)
         return workers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,18 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anysize.errors import AnysizeError
 from anysize.wire import Tensors
 
 _ALIGNMENT = 64  # bytes; a cache line, and enough for every dtype
 _MEMORY = Path("/dev/shm")
+_ROOM = 1 << 30  # bytes; with less, such as the 64 MB of a container, mapped files go to the ordinary temporary folder
 
 Layout = list[list[Any]]
 """One entry per tensor: name, dtype, shape, offset in bytes."""
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder for mapped files, in memory if it can be."""
-    home = str(_MEMORY) if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+    """A new folder for mapped files, in memory if there is room for them."""
+    usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
+    home = str(_MEMORY) if usable else None
     return tempfile.TemporaryDirectory(prefix="anysize-", dir=home, ignore_cleanup_errors=True)
 
 
@@ -35,6 +39,14 @@ def create(path: Path, size_bytes: int) -> Tensor:
     """A new mapped file as a tensor of bytes."""
     with path.open("wb") as file:
         file.truncate(max(size_bytes, 1))
+        try:
+            if hasattr(os, "posix_fallocate"):  # a sparse file on a full disk would end the process when it is written
+                os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
+        except OSError as error:
+            raise AnysizeError(
+                f"no room for {size_bytes:,} bytes of shared memory in {path.parent} ({error.strerror}); free some, or "
+                'set engine.name = "inprocess"'
+            ) from None
     return attach(path)
 
 

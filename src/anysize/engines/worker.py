@@ -32,13 +32,14 @@ KEY = "ANYSIZE_WORKER_KEY"
 
 
 def main(address: str) -> None:
-    """Serves one server until it closes the connection."""
+    """Serves one server, whose address is given as JSON, until it closes the connection."""
+    where = json.loads(address)
     key = bytes.fromhex(os.environ.pop(KEY))
     server = os.getppid()
     torch.set_num_threads(1)
     hold_memory()
     home: str | None = None
-    with Client(address, authkey=key) as connection:
+    with Client(tuple(where) if isinstance(where, list) else where, authkey=key) as connection:
         try:
             connection.send_bytes(str(os.getpid()).encode())
             hello = json.loads(connection.recv_bytes())
@@ -55,6 +56,8 @@ def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
     try:
         experiment = experiment_of(hello)
         context, method, shares = experiment.context.for_client(), experiment.method, experiment.shares
+        for part in ("context", "model", "_template"):  # the full network's weights have no place on a client
+            experiment.__dict__.pop(part, None)
     except Exception as error:
         connection.send_bytes(failure(error))
         return

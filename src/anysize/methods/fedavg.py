@@ -23,7 +23,17 @@ from torch import Tensor, nn
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
-from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.base import (
+    Client,
+    Method,
+    ParameterGroup,
+    SubModel,
+    Update,
+    checked,
+    class_weights,
+    cut,
+    sub_model,
+)
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step
 from anysize.wire import Tensors
@@ -73,6 +83,11 @@ class FedAvg(Method[FedAvgState]):
             chosen = {widths.index(width): width}
         tensors = {name: t for name, t in sub_model.tensors.items() if int(name.partition(".")[0]) in chosen}
         return fill(Networks({str(i): context.skeleton(width) for i, width in chosen.items()}), tensors)
+
+    def groups(self, module: nn.Module) -> list[ParameterGroup]:
+        """One group a network: they share nothing, not even the norm to which gradients are clipped."""
+        networks = [[p for p in network.parameters() if p.requires_grad] for network in module.children()]
+        return [ParameterGroup(parameters) for parameters in networks if parameters]
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
         assert isinstance(module, Networks)

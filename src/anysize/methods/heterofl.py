@@ -31,6 +31,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
@@ -122,6 +123,9 @@ def narrowed_layers(context: Context, network: nn.Module) -> Iterator[nn.Module]
     """Convolutions and linear layers that lost outputs, unless a batch-norm follows next door."""
     followed = {id(layer) for layer in _before_norm(network)}
     for name, layer in network.named_modules():
+        # Attention reads the weight of its output projection without calling the layer.
+        if isinstance(layer, NonDynamicallyQuantizableLinear):
+            continue
         if not isinstance(layer, nn.Linear | _ConvNd) or id(layer) in followed:
             continue
         axis = 1 if isinstance(layer, _ConvTransposeNd) else 0
