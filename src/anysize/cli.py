@@ -410,6 +410,12 @@ def _print_summary(made: Run) -> None:
         value = f"{final[size.label]:.4f}" if size.label in final else "-"
         table.add_row(escape(size.label), f"{cost.parameters:,}", _count(cost.macs), _bytes(cost.bytes), value)
     out.print(table)
+    judged: Mapping[str, Any] = next(
+        (event["client_metrics"] for event in reversed(history) if "client_metrics" in event), {}
+    )
+    if judged:
+        means = _by_size({group: values["mean"] for group, values in judged.items()})
+        out.print(f"\nmean {metric} of the clients on their own held-out shares: {escape(means)}")
 
 
 def _print_list(known: Sequence[tuple[str, str]], as_json: bool) -> None:
