@@ -25,7 +25,7 @@ from anysize.methods.base import Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_objective, proximal
 from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
-from anysize.wire import Tensors
+from anysize.wire import Tensors, copies
 
 _STATISTICS = "statistics/"
 _EVALUATION_BATCH = 500
@@ -100,7 +100,7 @@ def train(
         )
     update = method.pack(module, sub_model)
     # The module trains the next client too, so what leaves it gets memory of its own.
-    tensors = {name: tensor.clone() for name, tensor in update.tensors.items()}
+    tensors = copies(update.tensors)
     keep = {name: tensors.pop(name) for name in local}
     ticket = update.ticket | {
         "samples": len(share.train),

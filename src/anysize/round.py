@@ -9,7 +9,7 @@ from typing import Any
 from anysize.context import Context
 from anysize.engines.base import Engine
 from anysize.methods.base import Client, Method, SubModel, Update
-from anysize.wire import Json, Tensors, size_bytes
+from anysize.wire import Json, Tensors, copies, size_bytes
 
 
 @dataclass
@@ -76,8 +76,4 @@ def _received(
         if update.keep:
             tally.kept[int(ticket["client"])] = update.keep
         on_update(update)
-        yield replace(update, tensors=_copied(update.tensors)) if method.needs_all_updates else update
-
-
-def _copied(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+        yield replace(update, tensors=copies(update.tensors)) if method.needs_all_updates else update

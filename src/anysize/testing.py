@@ -28,7 +28,7 @@ from anysize.experiment import Experiment
 from anysize.local import perform
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.rng import generator
-from anysize.wire import Json, Tensors, dump, flatten, load, restore
+from anysize.wire import Json, Tensors, copies, dump, flatten, load, restore
 
 Law = Callable[["Trial"], str | None]
 """Takes a trial and gives what is wrong, or None."""
@@ -82,7 +82,7 @@ class Trial:
         """The updates of all clients after local training, in memory of their own: a law may find them changed."""
         if not self._trained:
             self._trained.extend(self.train(client) for client in self.clients())
-        return [replace(update, tensors=_copy(update.tensors)) for update in self._trained]
+        return [replace(update, tensors=copies(update.tensors)) for update in self._trained]
 
     def unchanged(self, client: Client) -> Update:
         """The update of a client that learned nothing."""
@@ -177,9 +177,9 @@ def scale_of_weights(trial: Trial) -> str | None:
 
 def inputs_untouched(trial: Trial) -> str | None:
     """Extracting, training and aggregating change neither the state nor the updates."""
-    before = _copy(flatten(trial.state)[0])
+    before = copies(flatten(trial.state)[0])
     updates = trial.trained()
-    sent = [_copy(update.tensors) for update in updates]
+    sent = [copies(update.tensors) for update in updates]
     trial.aggregate(updates)
     trial.method.customize(trial.context, trial.state, trial.method.sizes(trial.context)[-1])
     problems = [_difference(before, flatten(trial.state)[0])]
@@ -335,10 +335,6 @@ def _verdict(law: Law, trial: Trial) -> str | None:
         return law(alone)
     except Exception as error:  # a verb that fails breaks the law that called it, and the others are still tried
         return f"{type(error).__name__}: {error}"
-
-
-def _copy(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _difference(expected: Tensors, found: Tensors, tolerance: float = 0.0) -> str | None:

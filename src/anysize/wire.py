@@ -118,6 +118,16 @@ def write(path: Path, blob: bytes) -> None:
         ) from None
 
 
+def copies(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The tensors in memory of their own.
+
+    >>> tensors = {"w": torch.zeros(1)}
+    >>> copies(tensors)["w"].data_ptr() == tensors["w"].data_ptr()
+    False
+    """
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def flatten(state: Any) -> tuple[Tensors, Json]:
     """A state dataclass as (tensors, json): nested mappings of tensors become names joined by '/'."""
     tensors: Tensors = {}

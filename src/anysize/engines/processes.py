@@ -31,7 +31,7 @@ from anysize.engines.base import Engine
 from anysize.engines.worker import KEY
 from anysize.errors import AnysizeError
 from anysize.methods.base import SubModel, Update
-from anysize.wire import Json, Tensors, load
+from anysize.wire import Json, Tensors, copies, load
 
 if TYPE_CHECKING:
     from anysize.experiment import Experiment
@@ -218,8 +218,8 @@ class Processes(Engine):
         ticket, tensors = answer["ticket"], shared.get(answer["layout"], slot.memory)
         # A training update is folded in before its slot is used again; what is kept longer must leave the slot.
         if ticket["task"] in ("calibrate", "evaluate"):
-            tensors = _copied(tensors)
-        return Update(tensors, ticket, _copied(shared.get(answer["keep"], slot.memory)))
+            tensors = copies(tensors)
+        return Update(tensors, ticket, copies(shared.get(answer["keep"], slot.memory)))
 
     def _replace(self, worker: _Worker, flow: _Flow) -> None:
         """A new process in the place of one that died; its client is trained again."""
@@ -331,10 +331,6 @@ def _raised(answer: Json) -> Exception:
     if isinstance(kind, type) and issubclass(kind, AnysizeError):
         return kind(answer["error"])
     return RuntimeError(f"in a worker: {answer['error']}\n{answer['trace']}")
-
-
-def _copied(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _has_file(stream: Any) -> bool:
