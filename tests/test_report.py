@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from anysize import report
+from anysize.directory import write_analysis
 from anysize.errors import CheckpointError
-from anysize.report.figures import ON_DARK, ON_LIGHT, Figure, build, palette
+from anysize.report.figures import build
 from anysize.report.page import render
+from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import read
 
 LABELS = ["0.25", "0.5", "1.0"]
@@ -595,3 +598,16 @@ def test_size_colours_stand_out_from_the_page_and_are_in_order_of_lightness(size
         assert len(contrast) == sizes
         assert min(contrast) >= 3
         assert contrast == sorted(contrast)
+
+
+def test_what_a_method_describes_is_drawn_by_its_shape_with_every_value_in_a_csv(tmp_path: Path) -> None:
+    directory = save(tmp_path, [start(), round_event(1), round_event(2)])
+    for number, value in ((1, 0.5), (2, 0.25)):
+        arrays = {"spread/all": torch.tensor(value), "sigma/conv": torch.arange(3.0), "gram/conv": torch.eye(2) * value}
+        write_analysis(directory, number, arrays)
+    page = report.write(directory).read_text()
+    assert 'id="analysis"' in page
+    csv_of = {path.name: path.read_text() for path in (directory / "report").glob("analysis-*.csv")}
+    assert csv_of["analysis-spread-over-rounds.csv"] == "round,item,spread\n1,all,0.5\n2,all,0.25\n"
+    assert csv_of["analysis-sigma.csv"].splitlines()[-1] == "conv,2,2.0"
+    assert csv_of["analysis-gram-conv.csv"].splitlines()[1:] == ["0,0,0.25", "0,1,0.0", "1,0,0.0", "1,1,0.25"]

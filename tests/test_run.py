@@ -46,7 +46,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
 
 def test_a_run_directory_holds_what_the_documentation_lists(finished: az.Run) -> None:
     names = {path.name for path in finished.directory.iterdir()}
-    assert names == {"config.toml", "environment.json", "events.jsonl", "clients.csv", "state.safetensors"}
+    files = {"config.toml", "environment.json", "events.jsonl", "clients.csv", "state.safetensors"}
+    assert names == files | {"analysis"}
 
 
 def test_the_config_in_the_directory_is_complete_and_loads_to_the_same_experiment(finished: az.Run) -> None:
@@ -364,10 +365,10 @@ def test_numbers_that_are_not_finite_become_null_in_events(tmp_path: Path) -> No
 def test_a_folder_that_holds_a_run_or_other_files_is_left_alone(tmp_path: Path) -> None:
     experiment = small.experiment(rounds=1)
     experiment.run(tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match=r"--resume.*--out.*--overwrite"):
         experiment.run(tmp_path / "run")
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/config.toml").write_text("mine = true\n")
     for overwrite in (False, True):

@@ -18,17 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from anysize import config as configs
 from anysize.checkpoint import FILE, KEPT
 from anysize.errors import CheckpointError, ConfigError
-from anysize.wire import Json, write
+from anysize.wire import Json, dump, write
 
 if sys.platform != "win32":
     import fcntl
 
 EVENTS, CONFIG, ENVIRONMENT, CLIENTS = "events.jsonl", "config.toml", "environment.json", "clients.csv"
+ANALYSIS = "analysis"
 _FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, "report.html")
-_FOLDERS = (KEPT, "report")
+_FOLDERS = (KEPT, ANALYSIS, "report")
 _ROW = ("round", "client", "group", "size", "samples")
 
 
@@ -94,6 +97,13 @@ def append_event(directory: Path, event: Json) -> None:
     _append(directory / EVENTS, json.dumps(_finite(event), ensure_ascii=False) + "\n")
 
 
+def write_analysis(directory: Path, round: int, arrays: Mapping[str, Tensor]) -> None:
+    """The arrays in which a method describes its state after a round, in a file of their own; none, no file."""
+    if arrays:
+        (directory / ANALYSIS).mkdir(exist_ok=True)
+        write(directory / ANALYSIS / f"{round:06d}.safetensors", dump(arrays, {"round": round}))
+
+
 def begin_rows(directory: Path, metrics: Sequence[str]) -> None:
     """A clients.csv without rows: a line of column names."""
     write_text(directory / CLIENTS, _csv([*_ROW, *metrics], []))
@@ -111,6 +121,9 @@ def rewind(directory: Path, round: int) -> None:
     whole = events.read_bytes() if events.is_file() else b""
     if whole and not whole.endswith(b"\n"):
         write(events, whole[: whole.rfind(b"\n") + 1])
+    for path in (directory / ANALYSIS).glob("*.safetensors"):
+        if path.stem.isdecimal() and int(path.stem) > round:
+            path.unlink()
     if not clients.is_file():
         return
     text = clients.read_text(encoding="utf-8")
@@ -124,7 +137,7 @@ def rewind(directory: Path, round: int) -> None:
 
 def drop_partial(directory: Path) -> None:
     """Deletes files that a killed run had not finished writing."""
-    for folder in (directory, directory / KEPT):
+    for folder in (directory, directory / KEPT, directory / ANALYSIS):
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
 

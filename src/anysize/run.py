@@ -333,6 +333,7 @@ class _Runner:
         event = self._round_event(number, tally)
         if number % config.evaluate_every == 0 or number == config.rounds:
             event |= self._evaluate(after, engine)
+            directories.write_analysis(self._directory, number, method.describe(context, state))
         event["seconds"] = round(time.perf_counter() - began, 3)
         self._event(event)
         self._save(after)

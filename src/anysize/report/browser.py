@@ -6,6 +6,8 @@ STYLE = """
   --page: #f7f7f5; --surface: #ffffff; --ink: #1c1f23; --soft: #5a616b; --line: #d3d6da; --grid: #ebecee;
   --accent: #3b6ea5; --good: #1e7a4c; --wait: #8a5a00;
   --heat-0: #f1f2f4; --heat-1: #2f9a94; --heat-2: #3b0f53;
+  --series-0: #0072b2; --series-1: #c65200; --series-2: #00815e; --series-3: #b0558a;
+  --series-4: #8a6d00; --series-5: #2f7fb5; --series-6: #6b4c9a; --series-7: #5f6670;
   LIGHT
 }
 @media screen and (prefers-color-scheme: dark) {
@@ -13,6 +15,8 @@ STYLE = """
     --page: #111418; --surface: #191d23; --ink: #e6e8eb; --soft: #a0a8b3; --line: #3a414b; --grid: #272d35;
     --accent: #79a8dc; --good: #5fce95; --wait: #e0b050;
     --heat-0: #20262d; --heat-1: #2a858c; --heat-2: #fde725;
+    --series-0: #5fb0e8; --series-1: #f08a4b; --series-2: #3fcf9f; --series-3: #e59cc6;
+    --series-4: #e3c04a; --series-5: #8fd0f7; --series-6: #b59ae0; --series-7: #a0a8b3;
     DARK
   }
 }

@@ -1,54 +1,29 @@
-"""Figures of a run: the values as rows for a CSV, and a Plotly specification that shows the same values.
-
-A specification is plain data and needs no Plotly. Colours in it are names of CSS variables, which the page
-resolves when it draws, so that one figure serves light and dark screens and paper.
-"""
+"""Figures of a run: the values as rows for a CSV, and a Plotly specification that shows the same values."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from math import isfinite, log
-from typing import Any
+from math import log
 
+from anysize.report.plots import (
+    Figure,
+    Spec,
+    axis,
+    capital,
+    chart,
+    finite,
+    heat_map,
+    line,
+    plot_text,
+    round_axis,
+    shortened,
+)
 from anysize.report.record import Cost, Number, Partition, Record, Round, total
-from anysize.report.tables import Row, count, csv_text, decimals, size_bytes
+from anysize.report.tables import count, decimals, size_bytes
 
-Spec = dict[str, Any]
-
-# Anchors of viridis, dark to light: even in lightness, and safe for colour-blind readers.
-VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
-# The part of the scale that stands out from the page by at least 3 to 1; the largest size stands out most.
-ON_LIGHT = (0.58, 0.0)
-ON_DARK = (0.4, 1.0)
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
 FEW_SIZES = 5  # above it, labels beside the points would cover one another
-MANY_POINTS = 40  # above it, markers would hide the line
-UNIFIED = "x unified"  # one hover box for all lines at a place, and a thin line through it
-# A thickness below zero leaves out the halo, which is meant for busy backgrounds.
-SPIKES = {"spikecolor": "var(--line)", "spikethickness": -1, "spikedash": "solid"}
 MANY_CLIENTS = 2000  # above it, single clients are too many to draw
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure: its exact values (`keys`, `rows`), what it shows in words, and its Plotly specification."""
-
-    name: str
-    section: str
-    title: str
-    caption: str
-    keys: tuple[str, ...]
-    rows: tuple[Row, ...]
-    spec: Spec
-    height: int = 300
-    wide: bool = False
-
-    @property
-    def csv(self) -> str:
-        """The exact values, with one line of keys."""
-        return csv_text(self.keys, self.rows)
 
 
 def build(record: Record) -> list[Figure]:
@@ -90,13 +65,13 @@ def over_rounds(record: Record) -> Figure | None:
     return Figure(
         name="over-rounds",
         section="rounds",
-        title=f"{_capital(metric)} over rounds",
+        title=f"{capital(metric)} over rounds",
         caption=_direction(record),
         keys=("round", "size", metric, *others),
         rows=rows,
-        spec=_spec(
+        spec=chart(
             _curves(record, [round_.round for round_ in rounds]),
-            _round_axis(record),
+            round_axis(record),
             _score_axis(record),
         ),
         height=380,
@@ -109,8 +84,8 @@ def training_loss(record: Record) -> Figure | None:
     rows = tuple((round_.round, round_.train_loss) for round_ in record.rounds if round_.train_loss is not None)
     if not rows:
         return None
-    trace = _line([row[0] for row in rows], [row[1] for row in rows], "var(--accent)", "circle")
-    loss = {**_axis("training loss"), "hoverformat": ".4f"}
+    trace = line([row[0] for row in rows], [row[1] for row in rows], "var(--accent)", "circle")
+    loss = {**axis("training loss"), "hoverformat": ".4f"}
     return Figure(
         name="training-loss",
         section="rounds",
@@ -118,7 +93,7 @@ def training_loss(record: Record) -> Figure | None:
         caption="Mean over the participants of each round, whatever their size.",
         keys=("round", "train_loss"),
         rows=rows,
-        spec=_spec([trace], _round_axis(record), loss),
+        spec=chart([trace], round_axis(record), loss),
         height=260,
         wide=True,
     )
@@ -148,7 +123,7 @@ def against_cost(
         "type": "scatter",
         "mode": "lines+markers+text" if len(rows) <= FEW_SIZES else "lines+markers",
         "x": [row[1] for row in rows],
-        "y": [_finite(row[2]) for row in rows],
+        "y": [finite(row[2]) for row in rows],
         "cliponaxis": False,
         "line": {"color": "var(--line)", "width": 1.5},
         "marker": {
@@ -156,7 +131,7 @@ def against_cost(
             "color": [colour(record, row[0]) for row in rows],
             "symbol": [symbol(record, row[0]) for row in rows],
         },
-        "text": [plot_text(_shortened(row[0])) for row in rows],
+        "text": [plot_text(shortened(row[0])) for row in rows],
         "textposition": "top center",
         "hovertext": [
             f"<b>{plot_text(label)}</b><br>{show(cost)} {'' if show is size_bytes else name}"
@@ -167,15 +142,15 @@ def against_cost(
     }
     # A logarithm needs costs above zero; a size that sends nothing is still shown, on a linear axis.
     scale = "log" if all(row[1] > 0 for row in rows) else "linear"
-    axis = {**_axis(words), "type": scale, **_ticks([row[1] for row in rows], show)}
+    x_axis = {**axis(words), "type": scale, **_ticks([row[1] for row in rows], show)}
     return Figure(
         name=f"against-{name}",
         section="cost",
-        title=f"{_capital(metric)} against {'MACs' if name == 'macs' else name}",
+        title=f"{capital(metric)} against {'MACs' if name == 'macs' else name}",
         caption="",
         keys=("size", name, metric),
         rows=rows,
-        spec=_spec([points], axis, _score_axis(record), hovermode="closest"),
+        spec=chart([points], x_axis, _score_axis(record), hovermode="closest"),
         height=270,
     )
 
@@ -183,22 +158,22 @@ def against_cost(
 def against_traffic(record: Record) -> Figure | None:
     """The metric of every size against the bytes that all clients had moved by then, down and up."""
     moved = running_total(record.rounds, lambda round_: total([round_.bytes_down, round_.bytes_up]))
-    axis = {
-        **_axis("bytes moved by all clients", from_zero=True),
+    x_axis = {
+        **axis("bytes moved by all clients", from_zero=True),
         "tickformat": "~s",
         "ticksuffix": "B",
         "hoverformat": ".3s",
     }
-    return _against_running_total(record, moved, "bytes", "against-traffic", "cumulative bytes", axis)
+    return _against_running_total(record, moved, "bytes", "against-traffic", "cumulative bytes", x_axis)
 
 
 def against_virtual_time(record: Record) -> Figure | None:
     """The metric of every size against the fleet's time: the slowest participants', added up."""
     passed = running_total(record.rounds, lambda round_: round_.virtual_seconds)
     unit, seconds = _time_unit(max((value for value in passed if value is not None), default=0))
-    axis = {**_axis(f"virtual time ({unit})", from_zero=True), "hoverformat": ".1f"}
+    x_axis = {**axis(f"virtual time ({unit})", from_zero=True), "hoverformat": ".1f"}
     return _against_running_total(
-        record, passed, "virtual_seconds", "against-virtual-time", "virtual time", axis, seconds
+        record, passed, "virtual_seconds", "against-virtual-time", "virtual time", x_axis, seconds
     )
 
 
@@ -212,7 +187,7 @@ def client_distribution(record: Record) -> Figure | None:
     trained = {group.name: group.size for group in record.start.groups}
     boxes = []
     for name in names:
-        members = [score for score in scores if score.group == name and _finite(score.score) is not None]
+        members = [score for score in scores if score.group == name and finite(score.score) is not None]
         boxes.append(
             {
                 "type": "box",
@@ -232,11 +207,11 @@ def client_distribution(record: Record) -> Figure | None:
     return Figure(
         name="client-distribution",
         section="clients",
-        title=f"{_capital(metric)} of single clients",
+        title=f"{capital(metric)} of single clients",
         caption=f"After round {scores[0].round}. A point is a client; a box, the middle half of its group.",
         keys=("round", "client", "group", "size", "samples", metric),
         rows=tuple((s.round, s.client, s.group, s.size, s.samples, s.score) for s in scores),
-        spec=_spec(boxes, {**_axis("group"), "type": "category"}, _score_axis(record), hovermode="closest"),
+        spec=chart(boxes, {**axis("group"), "type": "category"}, _score_axis(record), hovermode="closest"),
         height=320,
         wide=True,
     )
@@ -258,19 +233,6 @@ def partition_figures(partition: Partition | None) -> list[Figure]:
     return figures
 
 
-def palette(sizes: int, span: tuple[float, float]) -> list[str]:
-    """One colour per size, smallest first, evenly along a part of viridis.
-
-    >>> palette(2, (0.0, 1.0))
-    ['#440154', '#fde725']
-    """
-    first, last = span
-    steps = max(sizes - 1, 1)
-    # A single size takes the end that stands out most.
-    positions = [last - (last - first) * (sizes - 1 - index) / steps for index in range(sizes)]
-    return [_viridis(position) for position in positions]
-
-
 def colour(record: Record, label: str) -> str:
     """The CSS variable with a size's colour: the same size has the same colour everywhere."""
     return f"var(--size-{record.labels.index(label)})" if label in record.labels else "var(--accent)"
@@ -279,15 +241,6 @@ def colour(record: Record, label: str) -> str:
 def symbol(record: Record, label: str) -> str:
     """A size's marker, so that sizes differ by more than colour."""
     return SYMBOLS[record.labels.index(label) % len(SYMBOLS)] if label in record.labels else SYMBOLS[0]
-
-
-def plot_text(text: str) -> str:
-    """Text that Plotly shows letter by letter: it would obey tags, templates and our own variables.
-
-    >>> plot_text("<b>%{x}")
-    '&lt;b&gt;%&#123;x}'
-    """
-    return html.escape(text, quote=False).replace("{", "&#123;").replace("(", "&#40;")
 
 
 def running_total(rounds: Iterable[Round], value_of: Callable[[Round], Number | None]) -> list[Number | None]:
@@ -304,7 +257,7 @@ def _against_running_total(
     key: str,
     name: str,
     words: str,
-    axis: Spec,
+    x_axis: Spec,
     unit: Number = 1,
 ) -> Figure | None:
     """The metric against something that adds up over the rounds, shown in a multiple of its unit."""
@@ -321,11 +274,11 @@ def _against_running_total(
     return Figure(
         name=name,
         section="progress",
-        title=f"{_capital(record.start.metric)} against {words}",
+        title=f"{capital(record.start.metric)} against {words}",
         caption="",
         keys=("round", key, "size", record.start.metric),
         rows=rows,
-        spec=_spec(_curves(record, x), axis, _score_axis(record)),
+        spec=chart(_curves(record, x), x_axis, _score_axis(record)),
         height=320,
     )
 
@@ -338,33 +291,24 @@ def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, 
     rows = tuple(
         (client, label, samples) for client, row in enumerate(histogram) for label, samples in zip(labels, row)
     )
+    z = [[row[index] if index < len(row) else None for row in histogram] for index in range(classes)]
     heat = {
-        "type": "heatmap",
-        "z": [[row[index] if index < len(row) else None for row in histogram] for index in range(classes)],
-        "x": list(range(len(histogram))),
-        "y": list(range(classes)),
+        **heat_map(z, "samples"),
         "text": [[f"class {plot_text(label)}"] * len(histogram) for label in labels],
         "hovertemplate": "client %{x}<br>%{text}<br>%{z} samples<extra></extra>",
-        "colorscale": [[0, "var(--heat-0)"], [0.5, "var(--heat-1)"], [1, "var(--heat-2)"]],
         "zmin": 0,
         "xgap": 1 if len(histogram) <= 100 else 0,
         "ygap": 1,
-        "colorbar": {
-            "title": {"text": "samples", "font": {"size": 12}},
-            "thickness": 10,
-            "outlinewidth": 0,
-            "len": 1,
-        },
     }
     each = 1 if classes <= 40 else -(-classes // 20)
     class_axis = {
-        **_axis("class"),
+        **axis("class"),
         "showgrid": False,
         "autorange": "reversed",
         "tickvals": list(range(0, classes, each)),
-        "ticktext": [plot_text(_shortened(label)) for label in labels[::each]],
+        "ticktext": [plot_text(shortened(label)) for label in labels[::each]],
     }
-    client_axis = {**_axis("client"), "showgrid": False, **_client_ticks(len(histogram))}
+    client_axis = {**axis("client"), "showgrid": False, **_client_ticks(len(histogram))}
     return Figure(
         name="labels",
         section="partition",
@@ -372,7 +316,7 @@ def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, 
         caption=whom,
         keys=("client", "class", "samples"),
         rows=rows,
-        spec=_spec([heat], client_axis, class_axis, hovermode="closest"),
+        spec=chart([heat], client_axis, class_axis, hovermode="closest"),
         height=min(90 + max(classes, 4) * 22, 620),
         wide=True,
     )
@@ -387,7 +331,7 @@ def _samples(samples: Sequence[Number], whom: str) -> Figure:
         "marker": {"color": "var(--accent)", "line": {"width": 0}},
         "hovertemplate": "client %{x}<br>%{y} samples<extra></extra>",
     }
-    axis = {**_axis("client"), "showgrid": False, **_client_ticks(len(samples))}
+    x_axis = {**axis("client"), "showgrid": False, **_client_ticks(len(samples))}
     return Figure(
         name="samples",
         section="partition",
@@ -395,7 +339,7 @@ def _samples(samples: Sequence[Number], whom: str) -> Figure:
         caption=whom,
         keys=("client", "samples"),
         rows=tuple(enumerate(samples)),
-        spec=_spec([bars], axis, _axis("samples"), hovermode="closest"),
+        spec=chart([bars], x_axis, axis("samples"), hovermode="closest"),
         height=240,
         wide=True,
     )
@@ -405,75 +349,15 @@ def _curves(record: Record, x: Sequence[Number | None]) -> list[Spec]:
     """One line per size through the evaluated rounds, at the given places."""
     curves = []
     for label in record.labels:
-        y = [_finite(round_.scores.get(label)) for round_ in record.evaluated]
-        curves.append({**_line(x, y, colour(record, label), symbol(record, label)), "name": plot_text(label)})
+        y = [finite(round_.scores.get(label)) for round_ in record.evaluated]
+        curves.append({**line(x, y, colour(record, label), symbol(record, label)), "name": plot_text(label)})
     return curves
-
-
-def _line(x: Sequence[Number | None], y: Sequence[Number | None], colour_name: str, symbol_name: str) -> Spec:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(x) <= MANY_POINTS else "lines",
-        "x": list(x),
-        "y": [_finite(value) for value in y],
-        "cliponaxis": False,
-        "line": {"color": colour_name, "width": 2},
-        "marker": {"color": colour_name, "symbol": symbol_name, "size": 8},
-    }
-
-
-def _spec(data: list[Spec], x_axis: Spec, y_axis: Spec, hovermode: str = UNIFIED) -> Spec:
-    """A figure without decoration: no frame, faint grid, legend above where there are several lines."""
-    layout = {
-        "xaxis": {**x_axis, **SPIKES} if hovermode == UNIFIED else x_axis,
-        "yaxis": y_axis,
-        "hovermode": hovermode,
-        "showlegend": len(data) > 1 and data[0]["type"] == "scatter",
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1.02,
-            "yanchor": "bottom",
-            "title": {"text": "size ", "font": {"size": 12}},
-        },
-        "margin": {"l": 48, "r": 12, "t": 12, "b": 40},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--soft)"},
-        "hoverlabel": {
-            "bgcolor": "var(--surface)",
-            "bordercolor": "var(--line)",
-            "font": {"color": "var(--ink)", "size": 12},
-        },
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--soft)", "activecolor": "var(--ink)"},
-        "bargap": 0.15,
-    }
-    return {"data": data, "layout": layout}
-
-
-def _axis(title: str, from_zero: bool = False) -> Spec:
-    return {
-        "rangemode": "tozero" if from_zero else "normal",
-        "title": {"text": title, "standoff": 8, "font": {"size": 12}},
-        "ticklabelstandoff": 3,
-        "gridcolor": "var(--grid)",
-        "linecolor": "var(--line)",
-        "zeroline": False,
-        "automargin": True,
-    }
-
-
-def _round_axis(record: Record) -> Spec:
-    """Whole rounds only, from zero on."""
-    axis = {**_axis("round", from_zero=True), "unifiedhovertitle": {"text": "round %{x}"}}
-    return {**axis, "dtick": 1} if record.rounds[-1].round <= 10 else axis
 
 
 def _score_axis(record: Record) -> Spec:
     values = [value for round_ in record.evaluated for value in round_.scores.values() if value is not None]
     places = len(decimals(values)(0.0)) - 2
-    return {**_axis(plot_text(record.start.metric)), "hoverformat": f".{places}f"}
+    return {**axis(plot_text(record.start.metric)), "hoverformat": f".{places}f"}
 
 
 def _client_ticks(clients: int) -> Spec:
@@ -508,24 +392,3 @@ def _time_unit(seconds: Number) -> tuple[str, int]:
 def _direction(record: Record) -> str:
     better = "Higher" if record.start.higher_is_better else "Lower"
     return f"{better} is better."
-
-
-def _finite(value: Number | None) -> Number | None:
-    """The value, or None where a curve has a gap: JSON in a page has no word for infinity."""
-    return value if value is not None and isfinite(value) else None
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 18 else text[:17] + "…"
-
-
-def _viridis(position: float) -> str:
-    """The colour at a position from 0 (dark) to 1 (light), between the two nearest anchors."""
-    place = position * (len(VIRIDIS) - 1)
-    low = min(int(place), len(VIRIDIS) - 2)
-    start, end = (bytes.fromhex(anchor[1:]) for anchor in VIRIDIS[low : low + 2])
-    return "#" + bytes(round(a + (b - a) * (place - low)) for a, b in zip(start, end)).hex()

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anysize.report.browser import DRAW, STYLE
-from anysize.report.figures import ON_DARK, ON_LIGHT, Figure, colour, palette
+from anysize.report.figures import colour
+from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import Record
 from anysize.report.tables import Column, Table, duration, times
 
@@ -23,6 +24,7 @@ SECTIONS = (
     ("rounds", "Training"),
     ("cost", "What a size costs, and what it gives"),
     ("progress", "What it took to get there"),
+    ("analysis", "Inside the method"),
     ("groups", "Device groups"),
     ("clients", "Clients’ own held-out data"),
     ("partition", "Data on the clients"),

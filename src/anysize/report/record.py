@@ -10,14 +10,17 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from anysize.errors import CheckpointError
+from anysize.wire import load
 
 Number = int | float
 Event = dict[str, Any]
@@ -152,6 +155,7 @@ class Record:
         client_scores: the latest round of clients.csv, one line per client and size.
         config: the complete experiment file, as text.
         environment: versions, hardware and checksums.
+        analysis: after each evaluated round, the arrays in which the method described its state.
     """
 
     start: Start
@@ -161,6 +165,7 @@ class Record:
     client_scores: tuple[ClientScore, ...] = ()
     config: str | None = None
     environment: Mapping[str, Any] | None = None
+    analysis: Mapping[int, Mapping[str, NDArray[np.float64]]] = field(default_factory=dict)
 
     @cached_property
     def labels(self) -> list[str]:
@@ -244,6 +249,7 @@ def read(directory: Path) -> Record:
         client_scores=_client_scores(directory / "clients.csv", start.metric, ordered),
         config=_text(directory / "config.toml"),
         environment=_environment(directory / "environment.json"),
+        analysis=_analysis(directory / "analysis", ordered),
     )
 
 
@@ -346,6 +352,20 @@ def _text(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from None
+
+
+def _analysis(folder: Path, rounds: tuple[Round, ...]) -> dict[int, dict[str, NDArray[np.float64]]]:
+    """The arrays of every file whose name is the number of a round that counts."""
+    counted = {round_.round for round_ in rounds}
+    paths = [
+        path for path in sorted(folder.glob("*.safetensors")) if path.stem.isdecimal() and int(path.stem) in counted
+    ]
+    return {int(path.stem): _arrays(path) for path in paths}
+
+
+def _arrays(path: Path) -> dict[str, NDArray[np.float64]]:
+    tensors, _ = load(path.read_bytes(), str(path))
+    return {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
 
 def _environment(path: Path) -> dict[str, Any] | None:

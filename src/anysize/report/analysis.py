@@ -1,0 +1,135 @@
+"""What a method says of its own inside, drawn: the arrays of `Method.describe` after each evaluated round.
+
+An array is called "kind/item". A kind that is known here is drawn in its own way; any other by its shape: single
+numbers as curves over rounds, rows of numbers as lines, matrices as maps of colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anysize.report.plots import (
+    SERIES,
+    Figure,
+    axis,
+    capital,
+    chart,
+    finite,
+    heat_map,
+    line,
+    plot_text,
+    round_axis,
+)
+from anysize.report.record import Record
+
+Array = NDArray[np.float64]
+ByRound = Mapping[int, Array]  # an item's arrays after each evaluated round, in order
+Drawer = Callable[[Record, str, Mapping[str, ByRound]], list[Figure]]
+
+_LARGEST_MAP = 128  # rows and columns; of a larger matrix the first are shown, all are in the CSV
+
+
+def build(record: Record) -> list[Figure]:
+    """A figure or more for every kind of array that the method described."""
+    return [
+        figure
+        for kind, items in by_kind(record.analysis).items()
+        for figure in DRAWN.get(kind, by_shape)(record, kind, items)
+    ]
+
+
+def by_kind(analysis: Mapping[int, Mapping[str, Array]]) -> dict[str, dict[str, dict[int, Array]]]:
+    """Arrays by kind, item and round.
+
+    >>> by_kind({2: {"gram/conv": np.eye(1)}})
+    {'gram': {'conv': {2: array([[1.]])}}}
+    """
+    kinds: dict[str, dict[str, dict[int, Array]]] = {}
+    for round_, arrays in analysis.items():
+        for name, array in arrays.items():
+            kind, _, item = name.partition("/")
+            kinds.setdefault(kind, {}).setdefault(item or kind, {})[round_] = array
+    return kinds
+
+
+def by_shape(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """Curves over rounds for single numbers, lines for rows of numbers, a map for every matrix."""
+    latest = {item: rounds[max(rounds)] for item, rounds in items.items()}
+    dimensions = {array.ndim for array in latest.values()}
+    figures = []
+    if 0 in dimensions:
+        figures.append(over_rounds(record, kind, {i: items[i] for i in items if latest[i].ndim == 0}))
+    if 1 in dimensions:
+        figures.append(profiles(kind, {i: array for i, array in latest.items() if array.ndim == 1}))
+    return figures + [
+        matrix(kind, item, array.reshape(len(array), -1)) for item, array in latest.items() if array.ndim >= 2
+    ]
+
+
+def over_rounds(record: Record, kind: str, items: Mapping[str, ByRound], caption: str = "") -> Figure:
+    """One curve per item over the evaluated rounds."""
+    curves = [
+        {**line(list(rounds), [float(a) for a in rounds.values()], *SERIES[i % len(SERIES)]), "name": plot_text(item)}
+        for i, (item, rounds) in enumerate(items.items())
+    ]
+    rows = tuple((r, item, finite(float(a))) for item, rounds in items.items() for r, a in rounds.items())
+    return Figure(
+        name=f"analysis-{kind}-over-rounds",
+        section="analysis",
+        title=f"{capital(kind)} over rounds",
+        caption=caption,
+        keys=("round", "item", kind),
+        rows=rows,
+        spec=chart(curves, round_axis(record), axis(plot_text(kind)), legend=""),
+        height=340,
+        wide=True,
+    )
+
+
+def profiles(kind: str, items: Mapping[str, Array], words: str = "index", caption: str = "") -> Figure:
+    """One line per item through its numbers, after the last evaluated round."""
+    lines = [
+        {
+            **line(list(range(len(array))), array.tolist(), *SERIES[i % len(SERIES)]),
+            "name": plot_text(item),
+        }
+        for i, (item, array) in enumerate(items.items())
+    ]
+    rows = tuple((item, i, finite(float(value))) for item, array in items.items() for i, value in enumerate(array))
+    return Figure(
+        name=f"analysis-{kind}",
+        section="analysis",
+        title=capital(kind),
+        caption=caption,
+        keys=("item", "index", kind),
+        rows=rows,
+        spec=chart(lines, axis(words), axis(plot_text(kind)), legend=""),
+        height=340,
+        wide=True,
+    )
+
+
+def matrix(kind: str, item: str, array: Array, caption: str = "") -> Figure:
+    """A matrix as a map of colours; the CSV has every entry."""
+    shown = array[:_LARGEST_MAP, :_LARGEST_MAP]
+    if shown.shape != array.shape:
+        caption = f"{caption} The first {shown.shape[0]} x {shown.shape[1]} of {array.shape[0]} x {array.shape[1]}."
+    rows = tuple((i, j, finite(float(value))) for (i, j), value in np.ndenumerate(array))
+    down = {**axis("row"), "autorange": "reversed", "showgrid": False}
+    across = {**axis("column"), "showgrid": False}
+    return Figure(
+        name=f"analysis-{kind}-{item}".replace("/", "-"),
+        section="analysis",
+        title=f"{capital(kind)}, {item}",
+        caption=caption.strip(),
+        keys=("row", "column", kind),
+        rows=rows,
+        spec=chart([heat_map(shown.tolist(), "")], across, down, hovermode="closest"),
+        height=340,
+    )
+
+
+DRAWN: dict[str, Drawer] = {}  # how a kind is drawn that deserves more than its shape says
