@@ -88,7 +88,7 @@ def test_run_prints_a_table_and_writes_the_directory_and_its_report(call: Call, 
     }
     code, out, _ = call("run", source, "--out", tmp_path / "run", "--set", "rounds=3", "--resume")
     assert code == 0
-    assert "1 rounds in" in out
+    assert "1 round in" in out
 
 
 def test_the_default_directory_is_named_after_the_experiment(

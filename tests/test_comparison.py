@@ -129,3 +129,20 @@ def test_a_comparison_of_another_experiment_is_not_mixed_in(tmp_path: Path) -> N
         az.compare(small.config(rounds=1, training={"learning_rate": 0.2}), ["fedavg"], out=tmp_path / "all")
     with pytest.raises(AnysizeError, match="holds a run itself"):
         az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all/fedavg-0")
+
+
+def test_the_mean_over_sizes_is_taken_per_seed(compared: az.Comparison) -> None:
+    mean, std = compared.averages()["flanc"]
+    rows = [row.values for row in compared.rows if row.method == "flanc"]
+    by_seed = [sum(values) / len(values) for values in zip(*rows)]
+    assert mean == pytest.approx(statistics.fmean(by_seed))
+    assert std == pytest.approx(statistics.stdev(by_seed))
+
+
+def test_a_folder_of_other_runs_is_refused_by_the_keys_that_differ_and_replaced_if_asked(tmp_path: Path) -> None:
+    az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all")
+    other = small.config(rounds=1, training={"learning_rate": 0.02})
+    with pytest.raises(CheckpointError, match=r"--out.*--overwrite[^$]*training.learning_rate"):
+        az.compare(other, ["fedavg"], out=tmp_path / "all")
+    az.compare(other, ["fedavg"], out=tmp_path / "all", overwrite=True)
+    assert az.load(tmp_path / "all/fedavg-0").config.training.learning_rate == 0.02

@@ -268,3 +268,14 @@ def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: sig
     whole = az.run(source, out=tmp_path / "whole", overrides=[f"rounds={rounds}"])
     assert files(run.directory) == files(whole.directory)
     assert numbers(run) == numbers(whole)
+
+
+def test_resuming_with_other_rounds_says_that_a_schedule_over_all_rounds_changes(tmp_path: Path) -> None:
+    events: list[Any] = []
+    for schedule in ("constant", "cosine"):
+        training = {"learning_rate": 0.05, "schedule": schedule}
+        small.experiment(rounds=2, training=training).run(tmp_path / schedule)
+        small.experiment(rounds=3, training=training).run(tmp_path / schedule, resume=True, on_event=events.append)
+    texts = [event["text"] for event in events if event["event"] == "notice"]
+    assert len(texts) == 1
+    assert "rounds = 3 instead of 2" in texts[0]

@@ -87,6 +87,7 @@ def compare(
     out_: Annotated[
         Path | None, typer.Option("--out", help="The folder of all runs; by default runs/<name>-compare.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Run everything anew.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on one experiment; finished runs are kept, stopped ones go on."""
@@ -98,7 +99,7 @@ def compare(
     config = load(file, set_ or [])
     with _progress() as progress:
         watch = _WatchAll(progress, config.rounds)
-        made = compare_methods(config, _items(methods), seeds=numbers, out=out_, on_event=watch)
+        made = compare_methods(config, _items(methods), seeds=numbers, out=out_, overwrite=overwrite, on_event=watch)
     if as_json:
         _print_json(made.to_json())
         return
@@ -109,6 +110,9 @@ def compare(
         spread = "" if row.std is None else f" ± {row.std:.4f}"
         cells = [f"{row.parameters:,}", _count(row.macs), _bytes(row.bytes_down + row.bytes_up)]
         table.add_row(escape(row.method), escape(row.size), *cells, f"{row.mean:.4f}{spread}")
+    for method, (mean, std) in made.averages().items():
+        spread = "" if std is None else f" ± {std:.4f}"
+        table.add_row(escape(method), "mean of sizes", "", "", "", f"{mean:.4f}{spread}")
     out.print(table)
     if len(made.seeds) > 1:
         _say(f"\nMean and standard deviation over {len(made.seeds)} seeds, after {made.rounds} rounds.")
@@ -331,6 +335,7 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
 def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool) -> Run:
     import anysize as az
     from anysize.report import write
+    from anysize.report.tables import times
 
     experiment = _experiment(file, overrides)
     began = time.perf_counter()
@@ -339,7 +344,7 @@ def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: b
         made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, on_event=watch)
     seconds = time.perf_counter() - began
     _print_summary(made)
-    _say(f"\n{made.round - watch.before} rounds in {seconds:.0f} s; the run is in {made.directory}")
+    _say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")
     _say(f"the report: {write(made.directory)}")
     return made
 

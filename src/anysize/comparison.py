@@ -14,6 +14,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from anysize import checkpoint as checkpoints
@@ -24,7 +25,7 @@ from anysize.cost import Cost
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment import Experiment
 from anysize.methods import make
-from anysize.run import Run, run
+from anysize.run import Run, fixed_changes, run
 from anysize.wire import Json
 
 JSON, CSV = "compare.json", "compare.csv"
@@ -84,10 +85,19 @@ class Comparison:
     rows: tuple[Row, ...]
     directory: Path
 
+    def averages(self) -> dict[str, tuple[float, float | None]]:
+        """Per method, the metric's mean over its sizes: mean and sample deviation over the seeds."""
+        found = {}
+        for method in dict.fromkeys(row.method for row in self.rows):
+            by_seed = [statistics.fmean(v) for v in zip(*(row.values for row in self.rows if row.method == method))]
+            found[method] = _mean_and_deviation(by_seed)
+        return found
+
     def to_json(self) -> Json:
         """As one JSON object, the runs' folders left out."""
         about = {"metric": self.metric, "higher_is_better": self.higher_is_better, "rounds": self.rounds}
-        return about | {"seeds": list(self.seeds), "rows": [asdict(row) for row in self.rows]}
+        averages = {method: {"mean": mean, "std": std} for method, (mean, std) in self.averages().items()}
+        return about | {"seeds": list(self.seeds), "averages": averages, "rows": [asdict(row) for row in self.rows]}
 
     def to_csv(self) -> str:
         """As CSV: a line per row, the seeds' values in columns of their own."""
@@ -108,6 +118,7 @@ def compare(
     seeds: Sequence[int] = (),
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
+    overwrite: bool = False,
     on_event: OnRunEvent = lambda name, event: None,
 ) -> Comparison:
     """Runs every method with every seed, each in its own folder, and gives the table.
@@ -121,6 +132,7 @@ def compare(
         seeds: by default the experiment's.
         out: the folder of all runs; by default runs/<name>-compare.
         overrides: "key=value" changes to the file.
+        overwrite: run everything anew instead.
         on_event: called with a run's folder name and each of its events.
     """
     base = source if isinstance(source, ExperimentConfig) else configs.load(source, overrides)
@@ -136,7 +148,7 @@ def compare(
             shares_data = first is not None and first.config.seed == seed
             experiment = first.with_config(config) if first and shares_data else Experiment.from_config(config)
             first = first if shares_data else experiment
-            found.setdefault(method, []).append(_finished(experiment, folder / config.name, on_event))
+            found.setdefault(method, []).append(_finished(experiment, folder / config.name, overwrite, on_event))
     made = tabulate(found, chosen, folder)
     directories.write_text(folder / JSON, json.dumps(made.to_json(), indent=1) + "\n")
     directories.write_text(folder / CSV, made.to_csv())
@@ -172,9 +184,13 @@ def tabulate(found: dict[str, list[Run]], seeds: Sequence[int], folder: Path) ->
 
 
 def _row(method: str, size: str, values: tuple[float, ...], cost: Cost) -> Row:
+    return Row(method, size, *_mean_and_deviation(values), values, **asdict(cost))
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation; a single value has none."""
     mean = statistics.fmean(values) if values else math.nan
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Row(method, size, mean, std, values, **asdict(cost))
+    return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
 def _final(made: Run, metric: str) -> dict[str, float]:
@@ -187,13 +203,26 @@ def _final(made: Run, metric: str) -> dict[str, float]:
     return dict(last[metric])
 
 
-def _finished(experiment: Experiment, directory: Path, on_event: OnRunEvent) -> Run:
+def _finished(experiment: Experiment, directory: Path, overwrite: bool, on_event: OnRunEvent) -> Run:
     """The run in a directory, brought to its end if it is not there yet."""
-    begun = directories.holds_run(directory)
+    begun = directories.holds_run(directory) and not overwrite
     if begun and _is_over(experiment.config, directory):
         on_event(directory.name, {"event": "finished before"})
         return Run(directory, experiment)
-    return run(experiment, out=directory, resume=begun, on_event=lambda event: on_event(directory.name, event))
+    if begun and (changed := _fixed_differences(experiment.config, directory)):
+        listed = "\n  ".join(changed)
+        raise CheckpointError(
+            f"{directory} holds a run of another experiment; choose another folder with --out, or run all anew with "
+            f"--overwrite. The differences:\n  {listed}"
+        )
+    watch = partial(on_event, directory.name)
+    return run(experiment, out=directory, resume=begun, overwrite=overwrite, on_event=watch)
+
+
+def _fixed_differences(config: ExperimentConfig, directory: Path) -> list[str]:
+    """What differs from the run in the directory, as lines, if a resumed run may not differ in it."""
+    saved = directories.saved_config(directory)
+    return configs.differences(saved, config) if fixed_changes(saved, config) else []
 
 
 def _is_over(config: ExperimentConfig, directory: Path) -> bool:

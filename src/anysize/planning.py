@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from anysize.cost import trained
-from anysize.experiment import Experiment
+from anysize.errors import DataError
+from anysize.experiment import Experiment, evaluation_part
 from anysize.wire import Json
 
 
@@ -31,8 +32,18 @@ def plan(experiment: Experiment) -> Json:
     return {
         "groups": groups,
         "leaves_the_device": leaves_the_device(experiment),
-        "notices": experiment.notices(),
+        "notices": experiment.notices() + _unmeasurable(experiment),
     }
+
+
+def _unmeasurable(experiment: Experiment) -> list[str]:
+    """Why a run could not be evaluated as the experiment asks, which a plan need not be."""
+    try:
+        if "test" in experiment.config.evaluation.on:
+            evaluation_part(experiment)
+    except DataError as error:
+        return [f"a run would be refused: {error}"]
+    return []
 
 
 def leaves_the_device(experiment: Experiment) -> list[str]:

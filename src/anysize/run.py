@@ -435,13 +435,19 @@ class _Runner:
 
     def _check_resumable(self) -> None:
         old, new = saved_config(self._directory), self._experiment.config
-        fixed = [key for key in configs.changes(old, new) if re.split(r"[.\[]", key)[0] not in _MAY_CHANGE]
-        if fixed:
+        if fixed_changes(old, new):
             listed = "\n  ".join(configs.differences(old, new))
             raise CheckpointError(
                 f"{self._directory} holds a run of another experiment; a resumed run may change "
                 f"{', '.join(_MAY_CHANGE)} only. The differences:\n  {listed}"
             )
+        both = range(min(old.rounds, new.rounds))
+        if any(old.training.rate(r, old.rounds) != new.training.rate(r, new.rounds) for r in both):
+            text = (
+                f"the learning rate's schedule spans all rounds: with rounds = {new.rounds} instead of {old.rounds} "
+                "the rounds to come have other rates, and those already done had others than in a run begun so"
+            )
+            self._on_event({"event": "notice", "text": text})
         data, before = self._experiment.data, directories.saved_environment(self._directory).get("data", {})
         if data is not None and data.checksum != before.get("checksum", data.checksum):
             raise CheckpointError(
@@ -465,6 +471,11 @@ class _Runner:
     def _event(self, event: Json) -> None:
         directories.append_event(self._directory, event)
         self._on_event(event)
+
+
+def fixed_changes(old: configs.ExperimentConfig, new: configs.ExperimentConfig) -> list[str]:
+    """Keys that differ, of those in which a resumed run may not differ."""
+    return [key for key in configs.changes(old, new) if re.split(r"[.\[]", key)[0] not in _MAY_CHANGE]
 
 
 def with_momentum(
