@@ -1,0 +1,210 @@
+"""Several networks over one set of tensors: the largest is real, the smaller ones are skeletons called with views.
+
+A skeleton has no weights; when one is called, the entries that it keeps of each of the largest network's tensors take
+their places for the length of the call (`torch.func.functional_call`). Prefixes are views; entries that are no range
+(the gates of a recurrent layer, parts of a concatenation) are gathered. Either way gradients reach the one set of
+tensors. No layer has a mode, and nothing is copied from network to network.
+
+>>> from anysize.elastic.axes import trace
+>>> from anysize.elastic.slicing import narrow
+>>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+>>> axes = trace(net, torch.zeros(2, 3))
+>>> nested = Nested([narrow(net, axes, 0.25), net], axes, [0.25, 1.0])
+>>> nested.at(0)(torch.zeros(5, 3)).sum().backward()
+>>> nested.network[2].weight.grad.shape, nested.network[2].bias.grad.tolist()
+(torch.Size([2, 8]), [5.0, 5.0])
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+
+from anysize.elastic.axes import Axes, Index, Kept, Width
+from anysize.elastic.skeleton import named_tensors
+
+
+class Nested(nn.Module):
+    """A network, and smaller ones inside it that share its tensors.
+
+    Attributes:
+        network: the largest, an ordinary network; calling the whole calls it.
+        inner: the smaller ones, smallest first, as structure: what they share with the largest are placeholders in
+            them, what each has for itself is theirs.
+    """
+
+    def __init__(
+        self, networks: Sequence[nn.Module], axes: Axes, widths: Sequence[Width | Kept], own: Collection[str] = ()
+    ) -> None:
+        """Takes networks of one structure at several widths; all but the last give their structure only.
+
+        Args:
+            networks: smallest first, real ones or skeletons.
+            axes: of the full network.
+            widths: of the networks.
+            own: names of tensors that every network has for itself, such as `statistics_names` of the full network.
+        """
+        super().__init__()
+        self.network = networks[-1]
+        self.inner = nn.ModuleList(copy.deepcopy(network) for network in networks[:-1])
+        kept = [axes.kept(width) for width in widths]
+        self._shared = [
+            list(_share(self.network, inner, axes, small, kept[-1], own))
+            for inner, small in zip(self.inner, kept[:-1], strict=True)
+        ]
+
+    def __len__(self) -> int:
+        """How many networks there are."""
+        return len(self.inner) + 1
+
+    def at(self, place: int) -> nn.Module:
+        """The network at a place, smallest first; the last is the largest.
+
+        A smaller one holds views of the tensors as they are now, so ask again in the next step.
+        """
+        if place == len(self.inner):
+            return self.network
+        views = {name: part for shared in self._shared[place] for name, part in shared.views()}
+        return Viewed(self.inner[place], views)
+
+    def draw(self, generator: torch.Generator) -> nn.Module:
+        """One of the networks, each with the same probability: ordered dropout."""
+        return self.at(int(torch.randint(len(self), (), generator=generator)))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        output: Tensor = self.network(*inputs)
+        return output
+
+
+class Viewed(nn.Module):
+    """A skeleton that is called with tensors of another network."""
+
+    def __init__(self, network: nn.Module, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.network = network
+        self._tensors = tensors
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        # Every name is listed, tied ones too, so torch need not look for ties at every call.
+        output: Tensor = functional_call(self.network, self._tensors, inputs, tie_weights=False)
+        return output
+
+
+def statistics_names(module: nn.Module) -> list[str]:
+    """Names of the running statistics of all norm layers.
+
+    >>> statistics_names(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))
+    ['1.running_mean', '1.running_var', '1.num_batches_tracked']
+    """
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, child in module.named_modules()
+        if isinstance(child, _NormBase)
+        for name, _ in child.named_buffers(recurse=False)
+    ]
+
+
+def within(axes: Axes, name: str, small: Kept, large: Kept) -> Index:
+    """Where the entries that `small` keeps of a tensor are among those that `large` keeps; None for a whole axis.
+
+    >>> from anysize.elastic.axes import trace
+    >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
+    >>> within(axes, "1.weight", axes.kept({"0": [1, 5]}), axes.kept({"0": [1, 2, 5, 6]}))
+    (None, tensor([0, 2]))
+    """
+    places: list[Tensor | None] = []
+    for inner, outer in zip(axes.index(name, small), axes.index(name, large), strict=True):
+        same = inner is None or (outer is not None and len(inner) == len(outer))
+        places.append(None if same or inner is None else inner if outer is None else torch.searchsorted(outer, inner))
+    return tuple(places)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A tensor of the largest network and the names under which a smaller one sees a part of it."""
+
+    owner: nn.Module
+    leaf: str
+    names: tuple[str, ...]
+    ranges: tuple[tuple[int, int, int], ...]  # (axis, first, length)
+    gathered: tuple[tuple[int, Tensor], ...]  # (axis, places)
+
+    def views(self) -> Iterator[tuple[str, Tensor]]:
+        part = getattr(self.owner, self.leaf)
+        if self.ranges:
+            part = _window(part, self.ranges)
+        for axis, places in self.gathered:
+            part = part.index_select(axis, places.to(part.device))
+        for name in self.names:
+            yield name, part
+
+
+def _share(
+    large: nn.Module, small: nn.Module, axes: Axes, inner: Kept, outer: Kept, own: Collection[str]
+) -> Iterator[_Shared]:
+    """What `small` shares with `large`, which becomes a placeholder in it."""
+    for name, tensor in list(named_tensors(small)):
+        if name in own:
+            continue
+        path, _, leaf = name.rpartition(".")
+        ranges, gathered = [], []
+        for axis, places in enumerate(within(axes, name, inner, outer)):
+            if places is None:
+                continue
+            if bool((places[1:] - places[:-1] == 1).all()):
+                ranges.append((axis, int(places[0]), len(places)))
+            else:
+                gathered.append((axis, places))
+        names = tuple(_held_out(small, tensor))
+        yield _Shared(large.get_submodule(path), leaf, names, tuple(ranges), tuple(gathered))
+
+
+def _held_out(network: nn.Module, tensor: Tensor) -> Iterator[str]:
+    """The names of a tensor in a network, which is replaced by a placeholder under each of them."""
+    placeholder = torch.empty_like(tensor, device="meta", requires_grad=False)
+    for prefix, child in network.named_modules():
+        for held in (child._parameters, child._buffers):
+            for leaf in [leaf for leaf, one in held.items() if one is tensor]:
+                del held[leaf]
+                child.register_buffer(leaf, placeholder, persistent=False)
+                yield f"{prefix}.{leaf}" if prefix else leaf
+
+
+def _window(tensor: Tensor, ranges: tuple[tuple[int, int, int], ...]) -> Tensor:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        part: Tensor = _Window.apply(tensor, ranges)  # type: ignore[no-untyped-call]
+        return part
+    return _narrowed(tensor, ranges)
+
+
+def _narrowed(tensor: Tensor, ranges: tuple[tuple[int, int, int], ...]) -> Tensor:
+    for axis, first, length in ranges:
+        tensor = tensor.narrow(axis, first, length)
+    return tensor
+
+
+class _Window(torch.autograd.Function):
+    """A range of entries along several axes, a view whose gradient is one tensor in the layout of the whole.
+
+    `narrow` after `narrow` would make a tensor of zeros for each axis, and one more where the layouts differ.
+    """
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, ranges: tuple[tuple[int, int, int], ...]) -> Tensor:
+        context.ranges = ranges
+        context.like = torch.empty_like(tensor, device="meta")
+        context.device = tensor.device
+        return _narrowed(tensor, ranges)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = torch.zeros_like(context.like, device=context.device)
+        _narrowed(whole, context.ranges).copy_(gradients[0])
+        return whole, None
