@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
-from anysize.methods import FLANC, Client, FedAvg, HeteroFL, Method, SubModel, Update
+from anysize.methods import FLANC, Client, FedAvg, FjORD, HeteroFL, Method, SubModel, Update
 from anysize.methods.base import checked, cut, paste, sub_model
 from anysize.methods.heterofl import HeteroFLState
 from anysize.methods.mean import StreamingMean
@@ -132,9 +132,12 @@ METHODS: dict[str, Method[Any]] = {
     "fedavg each": FedAvg(width="each"),
     "heterofl": HeteroFL(),
     "flanc": FLANC(),
+    "fjord": FjORD(),
 }
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
+    "heterofl with ordered dropout": HeteroFL(ordered_dropout=True),
+    "fjord with distillation": FjORD(distillation=True),
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
     "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
@@ -157,7 +160,7 @@ def fresh(model: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", ["heterofl", "flanc"])
+@pytest.mark.parametrize("method", ["heterofl", "flanc", "fjord"])
 def test_the_adaptive_methods_keep_the_laws_on_every_network(method: str, model: str) -> None:
     check_method(METHODS[method], fresh(model))
 
@@ -175,13 +178,13 @@ def test_every_option_keeps_the_laws(method: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("capacities", FLEETS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg each", "heterofl", "flanc"])
+@pytest.mark.parametrize("method", ["fedavg each", "heterofl", "flanc", "fjord"])
 def test_every_method_keeps_the_laws_in_every_fleet(method: str, capacities: tuple[float, ...]) -> None:
     check_method(METHODS[method], fresh("conv without"), capacities)
 
 
 @pytest.mark.parametrize("tricks", TRICKS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc"])
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc", "fjord"])
 def test_every_method_keeps_the_laws_with_every_trick(method: str, tricks: dict[str, Any]) -> None:
     check_method(METHODS[method], fresh("mlp with batch-norm"), [0.5, 1.0], tricks)
 

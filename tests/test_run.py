@@ -122,7 +122,13 @@ def test_clients_csv_and_the_groups_summary_agree(finished: az.Run) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [{"name": "fedavg"}, {"name": "fedavg", "width": "each"}, {"name": "flanc"}, {"name": "heterofl"}],
+    [
+        {"name": "fedavg"},
+        {"name": "fedavg", "width": "each"},
+        {"name": "fjord"},
+        {"name": "flanc"},
+        {"name": "heterofl"},
+    ],
     ids=str,
 )
 def test_clients_judge_themselves_whatever_the_method(tmp_path: Path, method: dict[str, str]) -> None:

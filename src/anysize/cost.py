@@ -18,7 +18,8 @@ from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.methods.base import Client, Method, SubModel
-from anysize.objectives import Batch, Step, make_objective, proximal
+from anysize.objectives import Batch, Step, make_distillation, make_objective, proximal
+from anysize.recurrence import FewSteps
 from anysize.wire import size_bytes
 
 
@@ -29,9 +30,10 @@ class Cost:
     Attributes:
         parameters: what a client trains and sends.
         macs: multiply-adds of one forward pass of the finished network, per sample.
-        training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size.
+        training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size; the
+            mean where the method draws a network for every batch.
         activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch
-            size.
+            size; the most where the method draws.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
         inference_bytes: parameters and buffers of the finished network.
@@ -96,25 +98,67 @@ def trained(method: Method[Any], context: Context, size: Size) -> Size:
 
 
 def forward_macs(network: nn.Module, x: Tensor) -> int:
-    """Multiply-adds of one forward pass per sample of `x`, by torch's counter (which counts each as two operations)."""
+    """Multiply-adds of one forward pass per sample of `x`."""
     network.eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(x)
-    return int(counter.get_total_flops()) // (2 * len(x))
+    with torch.no_grad():
+        return _count(lambda: network(x), network)[0] // len(x)
 
 
 def training_step(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
-    """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass."""
+    """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass.
+
+    Of a method that draws at every step all choices are counted: the mean of the first, the most of the second.
+    """
     module.train()
+    choices = _Choices()
+    found = [_one_step(context, method, module, batch, choices)]
+    while choices.taken + 1 < choices.count:
+        choices.taken += 1
+        found.append(_one_step(context, method, module, batch, choices))
+    return sum(macs for macs, _ in found) // len(found), max(held for _, held in found)
+
+
+def _one_step(
+    context: Context, method: Method[Any], module: nn.Module, batch: Batch, choices: Callable[[int], int]
+) -> tuple[int, int]:
     objective = make_objective(context.task, context.tricks, None)
+    distillation = make_distillation(context.task, context.tricks, None)
     received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    step = Step(0, torch.Generator(), received, objective)
-    with FlopCounterMode(display=False) as counter, HeldBytes(module) as held:
+    step = Step(0, torch.Generator(), received, objective, distillation, choices)
+
+    def work() -> None:
         loss = method.loss(module, batch, step)
         if context.tricks.proximal:
             loss = loss + proximal(module, received, context.tricks)
         loss.backward()  # type: ignore[no-untyped-call]
-    return int(counter.get_total_flops()) // 2, held.total
+
+    return _count(work, module)
+
+
+def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
+    """(multiply-adds, bytes held) of `work`, by torch's counter, which counts each multiply-add as two operations."""
+
+    def counted(work: Callable[[], object]) -> tuple[int, int]:
+        with FlopCounterMode(display=False) as counter, HeldBytes(module) as held:
+            work()
+        return int(counter.get_total_flops()), held.total
+
+    with FewSteps() as few:
+        operations, held = counted(work)
+    more, longer = few.left_out(counted)
+    return (operations + more) // 2, held + longer
+
+
+class _Choices:
+    """Takes the choice that it is told to, and remembers among how many."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.count = 1
+
+    def __call__(self, count: int) -> int:
+        self.count = count
+        return self.taken
 
 
 class HeldBytes:

@@ -22,7 +22,7 @@ from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import DataError, MethodError
 from anysize.methods.base import Method, SubModel, Update
-from anysize.objectives import Batch, Step, make_objective, proximal
+from anysize.objectives import Batch, Step, make_distillation, make_objective, proximal
 from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
 from anysize.wire import Tensors, copies
@@ -76,12 +76,13 @@ def train(
     received = as_received(module, sub_model, own)
     classes = held_classes(context, share.train)
     objective = make_objective(context.task, tricks, classes)
+    distillation = make_distillation(context.task, tricks, classes)
     changes = generator(*_names(sub_model), "augment")
     choices = generator(*_names(sub_model), "step")
     loss_sum, seen = torch.zeros(()), 0
     for number, index in enumerate(steps(len(share.train), context, generator(*_names(sub_model), "batches"))):
         batch = draw(share.train, index, context.augment, changes)
-        loss = method.loss(module, batch, Step(number, choices, received, objective))
+        loss = method.loss(module, batch, Step(number, choices, received, objective, distillation))
         if tricks.proximal:
             loss = loss + proximal(module, received, tricks)
         optimizer.zero_grad()

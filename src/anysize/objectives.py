@@ -61,12 +61,22 @@ class Step:
         generator: for random choices of the method, derived from (seed, round, client).
         received: the tensors as they arrived, by the trained module's names.
         objective: the task's loss of one pass, with all chosen tricks.
+        distillation: the loss of one pass against another network's outputs, masked as the objective is.
+        choices: what `choose` asks instead of the generator; the cost of a step is that of every choice.
     """
 
     number: int
     generator: torch.Generator
     received: Mapping[str, Tensor]
     objective: Callable[[nn.Module, Batch], Tensor]
+    distillation: Callable[[nn.Module, Batch, Tensor], Tensor] | None = None
+    choices: Callable[[int], int] | None = None
+
+    def choose(self, count: int) -> int:
+        """One of `count` choices, from 0, each with the same probability."""
+        if self.choices is not None:
+            return self.choices(count)
+        return int(torch.randint(count, (), generator=self.generator))
 
 
 def make_objective(task: Task, tricks: Tricks, classes: Tensor | None) -> Callable[[nn.Module, Batch], Tensor]:
@@ -77,13 +87,36 @@ def make_objective(task: Task, tricks: Tricks, classes: Tensor | None) -> Callab
         tricks: the chosen ones.
         classes: a boolean per class, those that the client holds; None where the task has no classes.
     """
-    mask = classes if tricks.masked_loss and classes is not None and not bool(classes.all()) else None
+    seen = _mask(task, tricks, classes)
 
     def objective(module: nn.Module, batch: Batch) -> Tensor:
-        output = module(batch.x)
-        return task.loss(output if mask is None else masked(output, mask, task.class_axis), batch.y)
+        return task.loss(seen(module(batch.x)), batch.y)
 
     return objective
+
+
+def make_distillation(
+    task: Task, tricks: Tricks, classes: Tensor | None
+) -> Callable[[nn.Module, Batch, Tensor], Tensor]:
+    """The loss of one pass against a teacher's outputs for the same batch, which receive no gradient.
+
+    Args:
+        task: what is learned.
+        tricks: the chosen ones; a masked loss masks teacher and student alike.
+        classes: a boolean per class, those that the client holds; None where the task has no classes.
+    """
+    seen = _mask(task, tricks, classes)
+
+    def distillation(module: nn.Module, batch: Batch, teacher: Tensor) -> Tensor:
+        return task.distillation(seen(module(batch.x)), seen(teacher.detach()))
+
+    return distillation
+
+
+def _mask(task: Task, tricks: Tricks, classes: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """What the loss sees of an output."""
+    mask = classes if tricks.masked_loss and classes is not None and not bool(classes.all()) else None
+    return lambda output: output if mask is None else masked(output, mask, task.class_axis)
 
 
 def masked(output: Tensor, classes: Tensor, class_axis: int | None) -> Tensor:

@@ -38,6 +38,17 @@ class Task(ABC):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean loss of a batch, a scalar."""
 
+    def distillation(self, output: Tensor, teacher: Tensor) -> Tensor:
+        """The mean loss of a batch against another network's outputs, a scalar.
+
+        With classes: the cross-entropy between both networks' probabilities; without: the loss, the teacher's output
+        being the target.
+        """
+        if self.class_axis is None:
+            return self.loss(output, teacher)
+        odds = output.log_softmax(self.class_axis) * teacher.softmax(self.class_axis)
+        return -odds.sum(self.class_axis).mean()
+
     @abstractmethod
     def sums(self, output: Tensor, target: Tensor) -> Sums:
         """Sums over a batch from which `metrics` computes everything, "count" among them."""
@@ -132,6 +143,9 @@ class MultiLabel(Task):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+
+    def distillation(self, output: Tensor, teacher: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(output, teacher.sigmoid())
 
     def sums(self, output: Tensor, target: Tensor) -> Sums:
         said, true = output > 0, target > 0

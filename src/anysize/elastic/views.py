@@ -74,10 +74,6 @@ class Nested(nn.Module):
         views = {name: part for shared in self._shared[place] for name, part in shared.views()}
         return Viewed(self.inner[place], views)
 
-    def draw(self, generator: torch.Generator) -> nn.Module:
-        """One of the networks, each with the same probability: ordered dropout."""
-        return self.at(int(torch.randint(len(self), (), generator=generator)))
-
     def forward(self, *inputs: Tensor) -> Tensor:
         output: Tensor = self.network(*inputs)
         return output

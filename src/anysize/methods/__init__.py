@@ -11,6 +11,7 @@ from anysize.errors import ConfigError, MethodError, unknown
 from anysize.imports import by_name
 from anysize.methods.base import Client, Method, ParameterGroup, SubModel, Update
 from anysize.methods.fedavg import FedAvg
+from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
 
@@ -18,6 +19,7 @@ __all__ = [
     "FLANC",
     "Client",
     "FedAvg",
+    "FjORD",
     "HeteroFL",
     "Method",
     "ParameterGroup",
@@ -28,7 +30,12 @@ __all__ = [
     "name_of",
 ]
 
-_METHODS: dict[str, type[Method[Any]]] = {"fedavg": FedAvg, "flanc": FLANC, "heterofl": HeteroFL}
+_METHODS: dict[str, type[Method[Any]]] = {
+    "fedavg": FedAvg,
+    "fjord": FjORD,
+    "flanc": FLANC,
+    "heterofl": HeteroFL,
+}
 _ENTRY_POINTS = "anysize.methods"
 
 
@@ -66,7 +73,7 @@ def methods() -> list[tuple[str, str]]:
     """Every method's name and one line on it, plug-ins included.
 
     >>> [name for name, _ in methods()][:3]
-    ['fedavg', 'flanc', 'heterofl']
+    ['fedavg', 'fjord', 'flanc']
     """
     kinds = _METHODS | _plugins()
     return [(name, kinds[name].summary) for name in sorted(kinds)]

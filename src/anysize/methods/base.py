@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.elastic.slicing import scatter_, take
+from anysize.elastic.views import Nested
 from anysize.errors import MethodError
 from anysize.objectives import Batch, Step, Tricks
 from anysize.rng import generator
@@ -209,6 +210,26 @@ def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Te
     for name, tensor in tensors.items():
         scatter_(full[name], context.axes.index(name, kept), tensor)
     return full
+
+
+def widths_up_to(context: Context, width: float) -> list[float]:
+    """The distinct widths that the fleet trains and that a network of `width` holds, smallest first."""
+    return sorted({size.width for size in context.sizes if size.width < width} | {width})
+
+
+def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> Nested:
+    """The skeleton of the sub-model's network and of every smaller trained one inside it.
+
+    A client that is asked to evaluate or to calibrate runs the largest alone.
+
+    Args:
+        context: what server and client both know.
+        sub_model: what the client received.
+        own: names of tensors that every network has for itself.
+    """
+    alone = sub_model.ticket.get("task") in ("calibrate", "evaluate")
+    widths = [sub_model.width] if alone else widths_up_to(context, sub_model.width)
+    return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
 
 
 def class_weights(context: Context, update: Update) -> Tensor | None:

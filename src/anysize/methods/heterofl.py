@@ -35,10 +35,22 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
+from anysize.elastic.views import Nested
 from anysize.errors import MethodError
-from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.base import (
+    Client,
+    Method,
+    SubModel,
+    Update,
+    checked,
+    class_weights,
+    cut,
+    nested,
+    sub_model,
+    widths_up_to,
+)
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Tricks
+from anysize.objectives import Batch, Step, Tricks
 from anysize.wire import Tensors
 
 
@@ -56,9 +68,12 @@ class HeteroFL(Method[HeteroFLState]):
     Attributes:
         scaler: divide the outputs of narrowed layers by the width, as dropout does, so that the full
             network sees activations of the size that its parts were trained on.
+        ordered_dropout: at every batch a client trains one of the trained widths up to its own, drawn at random
+            (Horváth et al. 2021), instead of its own.
     """
 
     scaler: bool = True
+    ordered_dropout: bool = False
 
     summary = "prefix slices of one network, averaged entry by entry (Diao et al. 2021)"
     paper = Tricks(masked_loss=True, classwise_head=True, batch_norm="calibrated", weighting="clients")
@@ -71,21 +86,31 @@ class HeteroFL(Method[HeteroFLState]):
 
     def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
         width = client.size.width
-        return sub_model(client, cut(context, state.tensors, width), width=width)
+        tensors = cut(context, state.tensors, width)
+        return sub_model(client, {f"{self._prefix}{name}": t for name, t in tensors.items()}, width=width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        network = fill(context.skeleton(sub_model.width), sub_model.tensors)
-        if self.scaler and sub_model.width < 1:
-            for layer in narrowed_layers(context, network):
-                layer.register_forward_hook(_Scaler(sub_model.width))
-        return network
+        if not self.ordered_dropout:
+            network = fill(context.skeleton(sub_model.width), sub_model.tensors)
+            return self._scaled(context, network, sub_model.width)
+        module = fill(nested(context, sub_model), sub_model.tensors)
+        assert isinstance(module, Nested)
+        for network, width in zip(module.inner, widths_up_to(context, sub_model.width)):
+            self._scaled(context, network, width)
+        self._scaled(context, module.network, sub_model.width)
+        return module
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        """The task's loss; with ordered dropout that of a width drawn at random."""
+        return step.objective(module.at(step.choose(len(module))) if isinstance(module, Nested) else module, batch)
 
     def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
         mean = StreamingMean(state.tensors, context.axes.head)
         for update in checked(context, updates):
             kept = context.axes.kept(update.width)
-            index = {name: context.axes.index(name, kept) for name in update.tensors}
-            mean.add(update.tensors, update.weight(context.tricks), index, class_weights(context, update))
+            tensors = {name.removeprefix(self._prefix): tensor for name, tensor in update.tensors.items()}
+            index = {name: context.axes.index(name, kept) for name in tensors}
+            mean.add(tensors, update.weight(context.tricks), index, class_weights(context, update))
         return HeteroFLState(mean.result())
 
     def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
@@ -95,6 +120,18 @@ class HeteroFL(Method[HeteroFLState]):
             )
         network = fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
         return self._folded(context, network, size.width)
+
+    @property
+    def _prefix(self) -> str:
+        """Before the network's names in a message: the trained module holds several networks or is one."""
+        return "network." if self.ordered_dropout else ""
+
+    def _scaled(self, context: Context, network: nn.Module, width: float) -> nn.Module:
+        """The same network, changed in place, whose narrowed layers' outputs are divided by its width."""
+        if self.scaler and width < 1:
+            for layer in narrowed_layers(context, network):
+                layer.register_forward_hook(_Scaler(width))
+        return network
 
     def _folded(self, context: Context, network: nn.Module, width: float) -> nn.Module:
         """The same network with the scaler in its weights."""
