@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize.context import Context, Size
-from anysize.cost import training_step
-from anysize.elastic.skeleton import hollow
+from anysize.cost import measure, training_step
+from anysize.elastic.composed import ComposedWidths
+from anysize.elastic.skeleton import hollow, tensors_of
 from anysize.elastic.views import Nested
 from anysize.errors import MethodError
-from anysize.methods import Client, FedAvg, FjORD, HeteroFL, Method
+from anysize.methods import FLANC, Client, FedAvg, FjORD, HeteroFL, Method
 from anysize.objectives import Batch, Step, make_distillation, make_objective, masked
 from anysize.tasks import task
 from small import normalised_network
@@ -235,6 +236,99 @@ def test_a_tensor_of_no_part_is_refused() -> None:
         FjORD().aggregate(context, state, [update])
 
 
+# FLANC with ordered dropout
+
+
+def composed(context: Context, state: Any, width: float) -> dict[str, Array]:
+    """The tensors of a width's network by numpy: each weight is U V."""
+    key = str(width)
+    tensors = {name: tensor.numpy() for name, tensor in (state.dense[key] | state.shared).items()}
+    for name, u in state.coefficients[key].items():
+        flat = u.numpy().reshape(-1, u.shape[2]) @ state.basis[name].numpy()  # (T S/R1, R1)
+        tensors[name] = flat.reshape(u.shape[0], -1)
+    return tensors
+
+
+@pytest.mark.parametrize(("choice", "width"), [(0, 0.25), (1, 0.5), (2, 1.0)])
+def test_flanc_with_dropout_trains_the_drawn_width_and_the_one_basis(choice: int, width: float) -> None:
+    method = FLANC(ordered_dropout=True, orthogonality=0.0, basis_inputs=0.25, basis_size=0.5)
+    context = context_of(method, [0.25, 0.5, 1.0])
+    state, module = method.init(context), built(method, context, 1.0)
+    x, y = batch()
+    expected = crossed(forward(composed(context, state, width), x.numpy(), width), np.eye(3)[y.numpy()])
+    loss = method.loss(module, Batch(x, y), step_of(context, choice))
+    np.testing.assert_allclose(loss.detach(), expected, rtol=1e-5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    trained = {name for name, parameter in module.named_parameters() if parameter.grad is not None}
+    drawn = "largest." if choice == 2 else f"inner.{choice}."
+    assert {name for name in trained if ".coefficients." in name} == {f"{drawn}coefficients.2:weight"}
+    assert [name for name in trained if ".basis." in name] == ["largest.basis.2:weight"]
+
+
+def test_flanc_with_dropout_averages_coefficients_over_all_clients_that_hold_them() -> None:
+    method = FLANC(ordered_dropout=True, basis_inputs=0.25, basis_size=0.5)
+    context = context_of(method, [0.25, 0.5, 1.0])
+    state = method.init(context)
+    updates = answers(context, method, state, [{"width": 0.25, "samples": 2}, {"width": 0.5, "samples": 5}])
+    small, large = (update.tensors for update in updates)
+    after = method.aggregate(context, state, iter(updates))
+    name = "coefficients.2:weight"
+    mean = (2 * small[f"largest.{name}"] + 5 * large[f"inner.0.{name}"]) / 7
+    np.testing.assert_allclose(after.coefficients["0.25"]["2.weight"], mean, rtol=1e-5, atol=1e-6)
+    assert torch.equal(after.coefficients["0.5"]["2.weight"], large[f"largest.{name}"])
+    assert torch.equal(after.coefficients["1.0"]["2.weight"], state.coefficients["1.0"]["2.weight"])
+    basis = (2 * small["largest.basis.2:weight"] + 5 * large["largest.basis.2:weight"]) / 7
+    np.testing.assert_allclose(after.basis["2.weight"], basis, rtol=1e-5, atol=1e-6)
+    head = (2 * small["largest.network.4.weight"] + 5 * large["inner.0.network.4.weight"]) / 7
+    np.testing.assert_allclose(after.dense["0.25"]["4.weight"], head, rtol=1e-5, atol=1e-6)
+
+
+def test_flanc_with_dropout_costs_the_coefficients_of_every_width_up_to_the_clients() -> None:
+    def costs(method: FLANC, width: float) -> Any:
+        context = context_of(method, [0.25, 0.5, 1.0])
+        return measure(context, method, method.init(context), Size(width), batch())
+
+    plain, dropped = (FLANC(ordered_dropout=on, basis_inputs=0.25, basis_size=0.5) for on in (False, True))
+    context = context_of(plain, [0.25, 0.5, 1.0])
+    state = plain.init(context)
+    own = {
+        w: sum(t.numel() for t in (*state.coefficients[w].values(), *state.dense[w].values())) for w in ("0.25", "0.5")
+    }
+    extra = costs(dropped, 1.0).parameters - costs(plain, 1.0).parameters
+    assert extra == own["0.25"] + own["0.5"]
+    assert costs(dropped, 1.0).bytes_up - costs(plain, 1.0).bytes_up > 4 * extra
+    assert costs(dropped, 0.25).parameters == costs(plain, 0.25).parameters
+    works = [costs(plain, width).training_macs for width in (0.25, 0.5, 1.0)]
+    assert abs(costs(dropped, 1.0).training_macs - sum(works) / 3) <= 1
+
+
+def test_a_shared_stem_is_one_tensor_in_all_widths() -> None:
+    method = FLANC(ordered_dropout=True, basis_inputs=0.25, basis_size=0.5)
+    context = context_of(method, [0.5, 1.0], model=Kept())
+    module = built(method, context, 1.0)
+    assert isinstance(module, ComposedWidths)
+    large, small = module.largest, module.inner[0]
+    assert large.network.stem.weight is small.network.stem.weight  # type: ignore[union-attr]
+    assert large.network.norm.running_mean is small.network.norm.running_mean  # type: ignore[union-attr]
+    assert "inner.0.network.norm.running_mean" not in tensors_of(module)
+
+
+class Kept(nn.Module):
+    """A stem that no width changes, since the input is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x)) + x
+        return self.head(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
 # Costs
 
 
@@ -263,15 +357,16 @@ def test_fjord_with_one_width_is_fedavg_bit_for_bit(tmp_path: Path, batch_norm: 
     assert same(bare(ours), bare(theirs))
 
 
-def test_heterofl_with_dropout_over_one_width_is_heterofl_bit_for_bit(tmp_path: Path) -> None:
-    dropped = digits(HeteroFL(ordered_dropout=True), [0.5], tmp_path / "dropped")
-    assert same(dropped, digits(HeteroFL(), [0.5], tmp_path / "plain"))
+@pytest.mark.parametrize("kind", [HeteroFL, FLANC])
+def test_dropout_over_one_width_is_none_bit_for_bit(tmp_path: Path, kind: type[HeteroFL] | type[FLANC]) -> None:
+    dropped = digits(kind(ordered_dropout=True), [0.5], tmp_path / "dropped")
+    assert same(dropped, digits(kind(), [0.5], tmp_path / "plain"))
 
 
 @pytest.mark.parametrize(
     "method",
-    [FjORD(), FjORD(distillation=True), HeteroFL(ordered_dropout=True)],
-    ids=["fjord", "distilled", "heterofl"],
+    [FjORD(), FjORD(distillation=True), HeteroFL(ordered_dropout=True), FLANC(ordered_dropout=True)],
+    ids=["fjord", "distilled", "heterofl", "flanc"],
 )
 def test_digits_are_learned_at_every_width(tmp_path: Path, method: Method[Any]) -> None:
     run = az.Experiment(

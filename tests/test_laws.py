@@ -137,6 +137,8 @@ METHODS: dict[str, Method[Any]] = {
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
     "heterofl with ordered dropout": HeteroFL(ordered_dropout=True),
+    "flanc with ordered dropout": FLANC(ordered_dropout=True),
+    "flanc with ordered dropout and own copies": FLANC(ordered_dropout=True, share_unscaled=False),
     "fjord with distillation": FjORD(distillation=True),
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
     "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),

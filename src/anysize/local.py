@@ -283,7 +283,12 @@ def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rat
     ]
     if training.optimizer == "adam":
         return torch.optim.Adam(groups, lr=rate, fused=True)
-    return torch.optim.SGD(groups, lr=rate, momentum=training.momentum, fused=True)
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=training.momentum, fused=True)
+    if training.momentum:
+        # Torch's fused step needs all of them or none, and a parameter that this batch does not use has no gradient.
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def held_classes(context: Context, part: Part) -> Tensor | None:

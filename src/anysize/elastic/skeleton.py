@@ -18,9 +18,11 @@ from anysize.errors import ModelError
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and persistent buffer, once each, parameters first."""
     yield from module.named_parameters()
+    seen: set[int] = set()
     for prefix, child in module.named_modules():
         for name, buffer in child.named_buffers(recurse=False):
-            if name not in child._non_persistent_buffers_set:
+            if name not in child._non_persistent_buffers_set and id(buffer) not in seen:
+                seen.add(id(buffer))
                 yield (f"{prefix}.{name}" if prefix else name), buffer
 
 

@@ -59,9 +59,21 @@ from anysize.elastic.basis import (
     random_coefficients,
     unkey,
 )
+from anysize.elastic.composed import ComposedWidths
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError, unknown
-from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, paste, sub_model
+from anysize.methods.base import (
+    Client,
+    Method,
+    SubModel,
+    Update,
+    checked,
+    class_weights,
+    cut,
+    paste,
+    sub_model,
+    widths_up_to,
+)
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step
 from anysize.rng import generator
@@ -100,6 +112,8 @@ class FLANC(Method[FLANCState]):
         basis_size: R2 as a fraction of a layer's full outputs.
         layers: other fractions for some weights: a pattern of names -> { basis_inputs = ..., basis_size = ... }.
         share_unscaled: layers that no width changes are averaged over all clients instead of per width.
+        ordered_dropout: at every batch a client trains one of the trained widths up to its own, drawn at random
+            (Horváth et al. 2021); it receives and sends the coefficients of all of them.
     """
 
     orthogonality: float = 10.0
@@ -108,6 +122,7 @@ class FLANC(Method[FLANCState]):
     basis_size: float = 0.25
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     share_unscaled: bool = True
+    ordered_dropout: bool = False
 
     summary = "every width composed from one shared orthogonal basis (Mei et al. 2022)"
     exceptions: ClassVar[Mapping[str, str]] = {
@@ -145,18 +160,39 @@ class FLANC(Method[FLANCState]):
     def extract(self, context: Context, state: FLANCState, client: Client) -> SubModel:
         width = client.size.width
         tensors = {f"basis.{key(name)}": tensor for name, tensor in state.basis.items()}
-        tensors |= {f"coefficients.{key(name)}": tensor for name, tensor in state.coefficients[_key(width)].items()}
-        tensors |= {f"network.{name}": tensor for name, tensor in (state.dense[_key(width)] | state.shared).items()}
+        tensors |= {f"network.{name}": tensor for name, tensor in state.shared.items()}
+        tensors |= _own_tensors(state, width)
+        if self.ordered_dropout:
+            tensors = {f"largest.{name}": tensor for name, tensor in tensors.items()}
+            for i, inner in enumerate(widths_up_to(context, width)[:-1]):
+                tensors |= {f"inner.{i}.{name}": tensor for name, tensor in _own_tensors(state, inner).items()}
         return sub_model(client, tensors, width=width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        if self.ordered_dropout:
+            return self._build_widths(context, sub_model)
         parts = _parts(sub_model.tensors)
         return fill(
             Composed(context.skeleton(sub_model.width), parts["basis"], parts["coefficients"]), sub_model.tensors
         )
 
+    def _build_widths(self, context: Context, sub_model: SubModel) -> nn.Module:
+        """The networks of all widths that the client may draw; of the largest alone where it only runs that."""
+        by_width = _by_width(context, sub_model.tensors, sub_model.width)
+        basis = _parts(by_width[-1][1])["basis"]
+        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+            by_width = by_width[-1:]
+        networks = [
+            Composed(context.skeleton(width), basis, _parts(tensors)["coefficients"]) for width, tensors in by_width
+        ]
+        module = ComposedWidths(networks, self._shared(context))
+        prefixes = ("largest.", "inner.") if len(module) > 1 else ("largest.",)
+        return fill(module, {name: t for name, t in sub_model.tensors.items() if name.startswith(prefixes)})
+
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """Eq. (3)."""
+        """Eq. (3), with ordered dropout of a width drawn at random."""
+        if isinstance(module, ComposedWidths):
+            module = module.at(step.choose(len(module)))
         assert isinstance(module, Composed)
         loss = step.objective(module, batch)
         if self.orthogonality == 0 or not module.basis:
@@ -170,16 +206,19 @@ class FLANC(Method[FLANCState]):
         coefficients = {width: StreamingMean(tensors) for width, tensors in state.coefficients.items()}
         dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
         for update in checked(context, updates):
-            weight, width = update.weight(context.tricks), _key(update.width)
-            if width not in coefficients:
-                raise MethodError(f"flanc: an update has width {width}; trained are {', '.join(coefficients)}")
-            parts, classes = _parts(update.tensors), class_weights(context, update)
-            basis.add(parts["basis"], weight)
-            coefficients[width].add(parts["coefficients"], weight)
-            common = {name: t for name, t in parts["network"].items() if name in state.shared}
-            own = {name: t for name, t in parts["network"].items() if name not in state.shared}
-            shared.add(common, weight, classes=classes)
-            dense[width].add(own, weight, classes=classes)
+            if _key(update.width) not in coefficients:
+                raise MethodError(
+                    f"flanc: an update has width {_key(update.width)}; trained are {', '.join(coefficients)}"
+                )
+            weight, classes = update.weight(context.tricks), class_weights(context, update)
+            for width, tensors in self._networks(context, update):
+                parts = _parts(tensors)
+                basis.add(parts["basis"], weight)
+                coefficients[_key(width)].add(parts["coefficients"], weight)
+                common = {name: t for name, t in parts["network"].items() if name in state.shared}
+                own = {name: t for name, t in parts["network"].items() if name not in state.shared}
+                shared.add(common, weight, classes=classes)
+                dense[_key(width)].add(own, weight, classes=classes)
         return FLANCState(
             basis.result(),
             {width: mean.result() for width, mean in coefficients.items()},
@@ -232,6 +271,12 @@ class FLANC(Method[FLANCState]):
         lowered = next(r for r in range(min(asked, common), 0, -1) if common % r == 0)
         cap = max(1, math.floor(_RANK_CAP * lowered * math.prod(kernel)))
         return Factors(lowered, min(cap, max(1, round(fractions["basis_size"] * outputs))), asked)
+
+    def _networks(self, context: Context, update: Update) -> list[tuple[float, Tensors]]:
+        """(width, tensors) of every network that the client trained."""
+        if self.ordered_dropout:
+            return _by_width(context, update.tensors, update.width)
+        return [(update.width, update.tensors)]
 
     def _shared(self, context: Context) -> list[str]:
         return unscaled_names(context) if self.share_unscaled else []
@@ -313,6 +358,25 @@ def _shape(context: Context, name: str, width: float) -> tuple[int, ...]:
 
 def _key(width: float) -> str:
     return repr(float(width))
+
+
+def _own_tensors(state: FLANCState, width: float) -> Tensors:
+    """What a width has for itself, by the names of a message."""
+    own = {f"coefficients.{key(name)}": tensor for name, tensor in state.coefficients[_key(width)].items()}
+    return own | {f"network.{name}": tensor for name, tensor in state.dense[_key(width)].items()}
+
+
+def _by_width(context: Context, tensors: Mapping[str, Tensor], width: float) -> list[tuple[float, Tensors]]:
+    """(width, tensors) of every network in a message with ordered dropout, smallest first."""
+    *smaller, largest = widths_up_to(context, width)
+    found: dict[str, tuple[float, Tensors]] = {f"inner.{i}.": (inner, {}) for i, inner in enumerate(smaller)}
+    found["largest."] = (largest, {})
+    for name, tensor in tensors.items():
+        prefix = next((prefix for prefix in found if name.startswith(prefix)), None)
+        if prefix is None:
+            raise MethodError(f"flanc: an update holds '{name}', which begins with none of {', '.join(found)}")
+        found[prefix][1][name.removeprefix(prefix)] = tensor
+    return list(found.values())
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
