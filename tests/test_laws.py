@@ -143,6 +143,9 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
     "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
+    "flanc mixed": FLANC(execution="mix"),
+    "flanc shared": FLANC(share_dense=True, start="nested", basis_rate=0.25, coefficients_rate=2.0),
+    "flanc products": FLANC(average="products", orthogonality=0.0),
 }
 FLEETS = [(0.25, 0.5), (1.0,), (0.5,), (0.25, 0.3, 0.75, 1.0)]
 TRICKS: list[dict[str, Any]] = [

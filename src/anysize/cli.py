@@ -140,8 +140,23 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     out.print(table)
     _say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     _say("Activations: held by a training step. Bytes: per client and round.")
+    for text in _ways(made["groups"]):
+        _say(text)
     _say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     _print_notices(made["notices"])
+
+
+def _ways(groups: list[dict[str, Any]]) -> list[str]:
+    """A line per group that computes some layers in a way of their own: which layers, and how."""
+    lines = []
+    for group in groups:
+        by_way: dict[str, list[str]] = {}
+        for layer, way in group["ways"].items():
+            by_way.setdefault(way, []).append(layer)
+        if by_way:
+            text = "; ".join(f"{way} {', '.join(layers)}" for way, layers in sorted(by_way.items()))
+            lines.append(f"Ways, {group['name']}: {text}.")
+    return ["", *lines] if lines else []
 
 
 @app.command()

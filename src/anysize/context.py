@@ -47,6 +47,8 @@ class Context:
         tricks: the shared tricks, the method's own where the experiment gives none.
         augment: names of the augmentations of a client's batches.
         classes: how many classes the task has; None where it has none.
+        scarce_activations: whether a device's budget limits what a training step holds, so that a method should spend
+            time rather than memory.
         seed: of the whole run.
         initial: the full network's weights at the start; None on a client.
         built: networks that `local` trains again and again, by method and shapes; a cache, no part of what is known.
@@ -61,6 +63,7 @@ class Context:
     tricks: Tricks
     augment: tuple[str, ...] = ()
     classes: int | None = None
+    scarce_activations: bool = False
     seed: int = 0
     initial: Mapping[str, Tensor] | None = None
     pretrained: bool = False

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from anysize import data as data_sets
 from anysize import models
-from anysize.config import ExperimentConfig, from_dict
+from anysize.config import DevicesConfig, ExperimentConfig, from_dict
 from anysize.context import Context, Size
 from anysize.cost import Cost, largest_fitting, measure
 from anysize.data import Data, DeviceShares, Part, Share, Shares, to_input
@@ -363,6 +363,7 @@ class Experiment:
             tricks=self.method.paper.chosen(self.config.tricks.model_dump()),
             augment=self.config.data.augment,
             classes=self.signature.classes,
+            scarce_activations=limits_activations(self.config.devices),
             seed=self.config.seed,
             initial=self._template[1],
             pretrained=self._pretrained or self.config.model.weights is not None,
@@ -460,6 +461,12 @@ class Experiment:
                 f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it "
                 f"again with {kind}="
             )
+
+
+def limits_activations(devices: DevicesConfig) -> bool:
+    """Whether any device's budget, or what capacities are fractions of, limits activation memory."""
+    budgets = (group.budget for group in devices.groups or ())
+    return devices.capacity_of == "activation_bytes" or any(b is not None and b.activation_bytes for b in budgets)
 
 
 def solve_sizes(experiment: Experiment, groups: Sequence[DeviceGroup]) -> dict[str, Size]:

@@ -26,6 +26,7 @@ def plan(experiment: Experiment) -> Json:
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
                 "clients": group.clients,
+                "ways": dict(experiment.method.ways(context, size)),
             }
             | asdict(costs[size.label])
         )

@@ -3,17 +3,29 @@
 A weight W of shape (T, S, *k) is cut along its inputs into S / R1 fragments of R1 inputs each. Every fragment of every
 output is a combination of the same R2 basis vectors: W = U V with the basis V of shape (R2, R1, *k) and the
 coefficients U of shape (T, S / R1, R2). Neither T nor S appears in V, so weights of every width can share it.
+
+A layer is computed in one of two ways, with the same result but for rounding: *composing* its weight first, or applying
+the basis to every fragment of the input and *mixing* what comes out by the coefficients. `mixing_pays` says which.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn import functional
+
+Way = Literal["auto", "compose", "mix"]
+
+_NULL = 1e-6  # far below the part of a direction that matters, far above rounding in double precision
+
+MIX_BELOW = {nn.Linear: 1.1, nn.Conv1d: 0.6, nn.Conv2d: 0.6, nn.Conv3d: 0.6}
+"""Layers that can mix, and up to which part of the dense layer's multiply-adds that is the faster way."""
 
 
 def compose(basis: Tensor, coefficients: Tensor) -> Tensor:
@@ -47,6 +59,27 @@ def principal_basis(weight: Tensor, inputs: int, size: int) -> Tensor:
     return right[:size].reshape(size, inputs, *weight.shape[2:]).to(weight.dtype).contiguous()
 
 
+def joint_basis(weights: Sequence[Tensor], near: Tensor) -> Tensor:
+    """The orthonormal basis in which all `weights` together lose least, each relative to its own norm.
+
+    Among the bases of that subspace it is the one nearest to `near`, so that weights which `near` composes exactly, if
+    it is orthonormal itself, give it back.
+
+    Args:
+        weights: of any widths, (T, S, *k) with S a multiple of R1.
+        near: a basis (R2, R1, *k).
+    """
+    rows = near.reshape(len(near), -1).double()  # (R2, R1 k^2)
+    scatter = _NULL * rows.T @ rows  # decides where the weights do not: they may have fewer directions than vectors
+    for weight in weights:
+        flat = weight.reshape(-1, rows.shape[1]).double()
+        scatter = scatter + flat.T @ flat / flat.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+    span: Tensor = torch.linalg.eigh(scatter)[1][:, -len(rows) :].T
+    left, _, right = torch.linalg.svd(rows @ span.T)
+    nearest: Tensor = left @ right @ span
+    return nearest.reshape(near.shape).to(near.dtype).contiguous()
+
+
 def orthonormal_basis(size: int, inputs: int, kernel: Sequence[int], generator: torch.Generator) -> Tensor:
     """A random basis (R2, R1, *k) with orthonormal vectors."""
     length = inputs * math.prod(kernel)
@@ -72,31 +105,173 @@ def gram(basis: Tensor) -> Tensor:
     return rows @ rows.T
 
 
+def distance_from_identity(basis: Tensor) -> Tensor:
+    """The Gram matrix of the basis minus the identity, (R2, R2)."""
+    rows = basis.reshape(basis.shape[0], -1)
+    return torch.addmm(_minus_identity(len(rows), rows.dtype, rows.device), rows, rows.T)
+
+
+@lru_cache(maxsize=64)
+def _minus_identity(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return -torch.eye(size, dtype=dtype, device=device)
+
+
+def mixing_pays(layer: nn.Module, basis: Tensor, coefficients: Tensor) -> bool:
+    """Whether mixing is the faster way to compute the layer, by a fixed rule on shapes.
+
+    Per position, mixing takes R2 / T + R2 / (R1 k^2) of the dense layer's multiply-adds; composing takes all of them
+    and the composition. `benchmarks/flanc_ways.py` measures both at the shapes of the networks here, at batch 32: up to
+    `MIX_BELOW` mixing is faster, above it composing is or the two are close, and composing holds less memory.
+
+    >>> layer = nn.Conv2d(128, 128, 3)
+    >>> mixing_pays(layer, torch.empty(32, 16, 3, 3), torch.empty(128, 8, 32))  # 32 / 128 + 32 / 144 = 0.47
+    True
+    >>> mixing_pays(nn.Conv2d(32, 32, 3), torch.empty(32, 16, 3, 3), torch.empty(32, 2, 32))  # 32 / 32 + 32 / 144
+    False
+    """
+    size, outputs = len(basis), len(coefficients)
+    return can_mix(layer) and size / outputs + size / basis[0].numel() <= MIX_BELOW[type(layer)]
+
+
+def can_mix(layer: nn.Module) -> bool:
+    """Whether the layer is a plain linear layer or convolution that `Mixed` can stand for."""
+    if type(layer) not in MIX_BELOW or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    return isinstance(layer, nn.Linear) or (layer.groups == 1 and layer.padding_mode == "zeros")
+
+
+class Mixed(nn.Module):
+    """What a layer with the composed weight computes, by applying the basis to every fragment of the input, then U."""
+
+    def __init__(self, layer: nn.Module, basis: nn.Parameter, coefficients: nn.Parameter) -> None:
+        super().__init__()
+        self.register_parameter("bias", layer.get_parameter("bias") if layer.bias is not None else None)
+        self._factors = (basis, coefficients)  # in a tuple, so that they are parameters of `Composed` alone
+        self._mix = _mixer(layer)
+
+    @property
+    def weight(self) -> Tensor:
+        """The composed weight, for code that reads it without calling the layer."""
+        return compose(*self._factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._mix(x, *self._factors, self.bias)
+
+
+def mix_linear(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer (*, S) -> (*, T) without its composed weight.
+
+    >>> x, basis, coefficients = torch.rand(5, 6), torch.rand(4, 3), torch.rand(7, 2, 4)
+    >>> weight = compose(basis, coefficients)
+    >>> torch.allclose(mix_linear(x, basis, coefficients, None), x @ weight.T, atol=1e-5)
+    True
+    """
+    fragments = coefficients.shape[1]
+    each = functional.linear(x.unflatten(-1, (fragments, -1)), basis).flatten(-2)  # (*, S/R1 R2)
+    return functional.linear(each, coefficients.flatten(1), bias)
+
+
+def mix_convolution(
+    x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | None, convolve: Callable[..., Tensor], **how: Any
+) -> Tensor:
+    """A convolution (B, S, *positions) -> (B, T, *positions) without its composed weight.
+
+    Args:
+        x: input.
+        basis: (R2, R1, *k).
+        coefficients: (T, S / R1, R2).
+        bias: (T,) or None.
+        convolve: torch's convolution of that many dimensions.
+        **how: stride, padding, dilation.
+    """
+    fragments, ones = coefficients.shape[1], (1,) * (basis.dim() - 2)
+    each = convolve(x, basis.repeat(fragments, 1, *ones), groups=fragments, **how)  # (B, S/R1 R2, *positions)
+    return convolve(each, coefficients.flatten(1).reshape(len(coefficients), -1, *ones), bias)
+
+
+def _mixer(layer: nn.Module) -> Callable[..., Tensor]:
+    if isinstance(layer, nn.Linear):
+        return mix_linear
+    convolve = {nn.Conv1d: functional.conv1d, nn.Conv2d: functional.conv2d, nn.Conv3d: functional.conv3d}[type(layer)]
+    return partial(
+        mix_convolution, convolve=convolve, stride=layer.stride, padding=layer.padding, dilation=layer.dilation
+    )
+
+
 class Composed(nn.Module):
-    """A network some of whose weights are composed at every forward pass from a basis and coefficients.
+    """A network some of whose weights are made at every forward pass from a basis and coefficients.
 
     Attributes:
         network: a copy of the given network in which the composed weights are placeholders, not parameters.
         basis: the basis of each composed weight; keys are weight names with ':' for '.'.
         coefficients: the coefficients likewise.
+        ways: "compose" or "mix" per weight name.
     """
 
-    def __init__(self, network: nn.Module, basis: Mapping[str, Tensor], coefficients: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        basis: Mapping[str, Tensor],
+        coefficients: Mapping[str, Tensor],
+        way: Way = "auto",
+    ) -> None:
+        """Takes the network apart.
+
+        Args:
+            network: whose weights are replaced; left untouched.
+            basis: per weight name.
+            coefficients: likewise.
+            way: "auto" mixes where `mixing_pays`, "mix" wherever a layer can, "compose" nowhere.
+        """
         super().__init__()
         self.network = copy.deepcopy(network)
-        for name in basis:
-            weight = self.network.get_parameter(name)
-            placeholder = torch.empty_like(weight, device="meta", requires_grad=False)
-            for owner, leaf in _owners(self.network, weight):  # several where layers share the weight
-                del owner._parameters[leaf]
-                owner.register_buffer(leaf, placeholder, persistent=False)
         self.basis = nn.ParameterDict({key(name): nn.Parameter(basis[name]) for name in basis})
         self.coefficients = nn.ParameterDict({key(name): nn.Parameter(coefficients[name]) for name in basis})
+        owners = {name: _owners(self.network, self.network.get_parameter(name)) for name in basis}
+        self.ways: dict[str, Way] = {
+            name: _way(own, basis[name], coefficients[name], way) for name, own in owners.items()
+        }
+        self._composed = {key(name): own for name, own in owners.items() if self.ways[name] == "compose"}
+        for name, own in owners.items():
+            if self.ways[name] == "mix":
+                self._mix(name)
+            else:
+                for owner, leaf in own:
+                    del owner._parameters[leaf]
+                    owner.register_buffer(leaf, None, persistent=False)
+
+    def _mix(self, name: str) -> None:
+        """Replaces the layer of that weight by one that mixes."""
+        path, _, _ = f"network.{name}".rpartition(".")
+        parent, _, leaf = path.rpartition(".")
+        mixed = Mixed(self.get_submodule(path), self.basis[key(name)], self.coefficients[key(name)])
+        setattr(self.get_submodule(parent), leaf, mixed)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        weights = {unkey(name): compose(basis, self.coefficients[name]) for name, basis in self.basis.items()}
-        output: Tensor = functional_call(self.network, weights, inputs)
+        # What `functional_call` does, without its search for tied names, which small networks feel at every step.
+        for name, owners in self._composed.items():
+            weight = compose(self.basis[name], self.coefficients[name])
+            _place(owners, weight)
+        try:
+            output: Tensor = self.network(*inputs)
+        finally:
+            for owners in self._composed.values():
+                _place(owners, None)
         return output
+
+
+def _way(owners: Sequence[tuple[nn.Module, str]], basis: Tensor, coefficients: Tensor, asked: Way) -> Way:
+    (layer, leaf), *others = owners
+    if asked == "compose" or others or leaf != "weight":  # layers that share a weight share its composition
+        return "compose"
+    pays = mixing_pays(layer, basis, coefficients) if asked == "auto" else can_mix(layer)
+    return "mix" if pays else "compose"
+
+
+def _place(owners: Sequence[tuple[nn.Module, str]], weight: Tensor | None) -> None:
+    """Gives all layers that share a weight this one, or none."""
+    for owner, leaf in owners:
+        setattr(owner, leaf, weight)  # not into its dict of buffers: recurrent layers keep a list beside it
 
 
 def key(name: str) -> str:

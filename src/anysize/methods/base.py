@@ -180,6 +180,10 @@ class Method(ABC, Generic[State]):
         """Arrays for the report; by default none."""
         return {}
 
+    def ways(self, context: Context, size: Size) -> Mapping[str, str]:
+        """By name, how tensors of that size are computed with, where there is more than one way; by default none."""
+        return {}
+
     def notices(self, context: Context) -> list[str]:
         """What a user should know about how the method fits this model; by default nothing."""
         return []

@@ -32,6 +32,10 @@ Departures:
 - Coefficients start with the variance that gives the composed weight Kaiming's, at every width. From pretrained
   weights, the basis starts with their principal directions and every width's coefficients with the nearest fit to its
   slice.
+- The authors' code always mixes (a convolution with the basis, then a 1 x 1 one); which way is faster depends on the
+  shapes, so a layer is computed the way that `elastic.basis.mixing_pays` says.
+- `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate` are none of the
+  paper's: experiments/flanc/study.md says what they change.
 - A width that was never trained is a slice of the largest trained network: where the slice holds whole fragments it
   lies in the span of the basis already, so projecting it on the basis changes nothing.
 """
@@ -50,8 +54,11 @@ from torch import Tensor, nn
 from anysize.context import Context, Size
 from anysize.elastic.basis import (
     Composed,
+    Way,
     compose,
+    distance_from_identity,
     gram,
+    joint_basis,
     key,
     orthonormal_basis,
     principal_basis,
@@ -65,6 +72,7 @@ from anysize.errors import MethodError, unknown
 from anysize.methods.base import (
     Client,
     Method,
+    ParameterGroup,
     SubModel,
     Update,
     checked,
@@ -84,7 +92,7 @@ _RANK_CAP = 15 / 16
 
 @dataclass(frozen=True)
 class FLANCState:
-    """The shared basis, and for each width its coefficients and its own dense tensors; `shared` are unscaled layers."""
+    """The shared basis, each width's coefficients and own dense tensors, and tensors of the full network for all."""
 
     basis: Tensors
     coefficients: dict[str, Tensors]
@@ -114,6 +122,15 @@ class FLANC(Method[FLANCState]):
         share_unscaled: layers that no width changes are averaged over all clients instead of per width.
         ordered_dropout: at every batch a client trains one of the trained widths up to its own, drawn at random
             (Horváth et al. 2021); it receives and sends the coefficients of all of them.
+        execution: "auto" computes each layer the faster way by a fixed rule on shapes, composing its weight or mixing
+            what the basis gives; "compose" and "mix" want one. Where a budget limits activations, all is composed.
+        share_dense: what is not composed (first layer, norms, classifier) is one network of which widths have slices,
+            averaged entry by entry as in HeteroFL, instead of one for each width.
+        start: "apart" draws every width's coefficients alone; "nested" makes them slices of the largest width's.
+        average: the server averages "factors" as in Eq. (4), or "products": the composed weights per width, which are
+            then factored again, all widths together.
+        basis_rate: a factor on the learning rate of the basis.
+        coefficients_rate: a factor on the learning rate of the coefficients.
     """
 
     orthogonality: float = 10.0
@@ -123,6 +140,12 @@ class FLANC(Method[FLANCState]):
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     share_unscaled: bool = True
     ordered_dropout: bool = False
+    execution: Way = "auto"
+    share_dense: bool = False
+    start: Literal["apart", "nested"] = "apart"
+    average: Literal["factors", "products"] = "factors"
+    basis_rate: float = 1.0
+    coefficients_rate: float = 1.0
 
     summary = "every width composed from one shared orthogonal basis (Mei et al. 2022)"
     exceptions: ClassVar[Mapping[str, str]] = {
@@ -133,8 +156,9 @@ class FLANC(Method[FLANCState]):
         problems = _fraction_problems("", {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size})
         if not 0 <= self.orthogonality < math.inf:
             problems.append(f"orthogonality = {self.orthogonality}; allowed: 0 (off) or more")
-        if self.orthogonality_form not in ("mean", "sum"):
-            problems.append(f"orthogonality_form = '{self.orthogonality_form}'; allowed: 'mean', 'sum'")
+        problems += _choice_problems(self)
+        if self.ordered_dropout and self.share_dense:
+            problems.append("ordered_dropout together with share_dense; choose one of the two")
         problems += _layer_problems(self.layers)
         if problems:
             raise MethodError("flanc: " + "; ".join(problems))
@@ -152,15 +176,28 @@ class FLANC(Method[FLANCState]):
         for width in _widths(context):
             slices = cut(context, start, width)
             coefficients[_key(width)] = {
-                name: _first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
+                name: self._first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
             }
             dense[_key(width)] = {n: t for n, t in slices.items() if n not in factors and n not in shared}
         return FLANCState(basis, coefficients, dense, {name: start[name] for name in sorted(shared)})
 
+    def groups(self, module: nn.Module) -> list[ParameterGroup]:
+        if self.basis_rate == self.coefficients_rate == 1:
+            return super().groups(module)
+        networks = [m for m in module.modules() if isinstance(m, Composed)]  # several with ordered dropout
+        basis = {id(p): p for network in networks for p in network.basis.values()}
+        coefficients = {id(p): p for network in networks for p in network.coefficients.values()}
+        rest = [p for p in module.parameters() if p.requires_grad and id(p) not in basis | coefficients]
+        return [
+            ParameterGroup(rest),
+            ParameterGroup(list(basis.values()), rate=self.basis_rate),
+            ParameterGroup(list(coefficients.values()), rate=self.coefficients_rate),
+        ]
+
     def extract(self, context: Context, state: FLANCState, client: Client) -> SubModel:
         width = client.size.width
         tensors = {f"basis.{key(name)}": tensor for name, tensor in state.basis.items()}
-        tensors |= {f"network.{name}": tensor for name, tensor in state.shared.items()}
+        tensors |= {f"network.{name}": tensor for name, tensor in cut(context, state.shared, width).items()}
         tensors |= _own_tensors(state, width)
         if self.ordered_dropout:
             tensors = {f"largest.{name}": tensor for name, tensor in tensors.items()}
@@ -172,9 +209,8 @@ class FLANC(Method[FLANCState]):
         if self.ordered_dropout:
             return self._build_widths(context, sub_model)
         parts = _parts(sub_model.tensors)
-        return fill(
-            Composed(context.skeleton(sub_model.width), parts["basis"], parts["coefficients"]), sub_model.tensors
-        )
+        skeleton = context.skeleton(sub_model.width)
+        return fill(Composed(skeleton, parts["basis"], parts["coefficients"], self._way(context)), sub_model.tensors)
 
     def _build_widths(self, context: Context, sub_model: SubModel) -> nn.Module:
         """The networks of all widths that the client may draw; of the largest alone where it only runs that."""
@@ -183,7 +219,8 @@ class FLANC(Method[FLANCState]):
         if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
             by_width = by_width[-1:]
         networks = [
-            Composed(context.skeleton(width), basis, _parts(tensors)["coefficients"]) for width, tensors in by_width
+            Composed(context.skeleton(width), basis, _parts(tensors)["coefficients"], self._way(context))
+            for width, tensors in by_width
         ]
         module = ComposedWidths(networks, self._shared(context))
         prefixes = ("largest.", "inner.") if len(module) > 1 else ("largest.",)
@@ -203,41 +240,65 @@ class FLANC(Method[FLANCState]):
         """Eq. (4): the basis over all clients, coefficients and dense tensors over the clients of their width."""
         head = context.axes.head
         basis, shared = StreamingMean(state.basis), StreamingMean(state.shared, head)
-        coefficients = {width: StreamingMean(tensors) for width, tensors in state.coefficients.items()}
+        own = {width: StreamingMean(self._averaged(state.basis, u)) for width, u in state.coefficients.items()}
         dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
         for update in checked(context, updates):
-            if _key(update.width) not in coefficients:
-                raise MethodError(
-                    f"flanc: an update has width {_key(update.width)}; trained are {', '.join(coefficients)}"
-                )
+            if _key(update.width) not in own:
+                raise MethodError(f"flanc: an update has width {_key(update.width)}; trained are {', '.join(own)}")
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for width, tensors in self._networks(context, update):
-                parts = _parts(tensors)
+                parts, kept = _parts(tensors), context.axes.kept(width)
                 basis.add(parts["basis"], weight)
-                coefficients[_key(width)].add(parts["coefficients"], weight)
+                own[_key(width)].add(self._averaged(parts["basis"], parts["coefficients"]), weight)
                 common = {name: t for name, t in parts["network"].items() if name in state.shared}
-                own = {name: t for name, t in parts["network"].items() if name not in state.shared}
-                shared.add(common, weight, classes=classes)
-                dense[_key(width)].add(own, weight, classes=classes)
-        return FLANCState(
-            basis.result(),
-            {width: mean.result() for width, mean in coefficients.items()},
-            {width: mean.result() for width, mean in dense.items()},
-            shared.result(),
-        )
+                rest = {name: t for name, t in parts["network"].items() if name not in state.shared}
+                shared.add(common, weight, {name: context.axes.index(name, kept) for name in common}, classes)
+                dense[_key(width)].add(rest, weight, classes=classes)
+        vectors, means = basis.result(), {width: mean.result() for width, mean in own.items()}
+        if self.average == "products":
+            vectors, means = refactored(vectors, means)
+        return FLANCState(vectors, means, {width: mean.result() for width, mean in dense.items()}, shared.result())
+
+    def _averaged(self, basis: Mapping[str, Tensor], coefficients: Tensors) -> Tensors:
+        """What is averaged within a width: its coefficients, or the weights that they compose."""
+        if self.average == "factors":
+            return coefficients
+        wrong = [name for name, u in coefficients.items() if name not in basis or u.shape[2:] != basis[name].shape[:1]]
+        if wrong:
+            raise MethodError(f"flanc: an update's coefficients of {', '.join(wrong)} do not fit the basis")
+        return {name: compose(basis[name], u) for name, u in coefficients.items()}
 
     def customize(self, context: Context, state: FLANCState, size: Size) -> nn.Module:
         if _key(size.width) in state.coefficients:
-            return fill(context.skeleton(size.width), composed_tensors(state, _key(size.width)))
+            return fill(context.skeleton(size.width), composed_tensors(context, state, size.width))
         largest = max(_widths(context))
         if not 0 < size.width < largest:
             raise MethodError(f"flanc: width {size.width:g} was asked for; trained were widths up to {largest:g}")
         blank = {name: torch.zeros_like(tensor) for name, tensor in fill_like(context).items()}
-        full = paste(context, blank, composed_tensors(state, _key(largest)), largest)
+        full = paste(context, blank, composed_tensors(context, state, largest), largest)
         return fill(context.skeleton(size.width), cut(context, full, size.width))
 
     def describe(self, context: Context, state: FLANCState) -> Mapping[str, Tensor]:
-        return {f"gram/{name}": gram(basis) for name, basis in state.basis.items()}
+        """Gram matrices (Fig. 6), and the mean absolute coefficient of every fragment of every output (Fig. 5)."""
+        grams = {f"gram/{name}": gram(basis) for name, basis in state.basis.items()}
+        columns = {
+            f"coefficients/{width}/{name}": u.abs().mean(-1).flatten()
+            for width, tensors in state.coefficients.items()
+            for name, u in tensors.items()
+        }
+        return grams | columns
+
+    def ways(self, context: Context, size: Size) -> Mapping[str, str]:
+        """The way of every composed weight, "compose" or "mix", as `build` does it."""
+        basis, coefficients = {}, {}
+        for name, f in self.factors(context).items():
+            outputs, inputs, *kernel = _shape(context, name, size.width)
+            basis[name] = torch.empty(f.size, f.inputs, *kernel, device="meta")
+            coefficients[name] = torch.empty(outputs, inputs // f.inputs, f.size, device="meta")
+        return Composed(context.skeleton(size.width), basis, coefficients, self._way(context)).ways
+
+    def _way(self, context: Context) -> Way:
+        return "compose" if context.scarce_activations else self.execution
 
     def notices(self, context: Context) -> list[str]:
         return [
@@ -278,7 +339,21 @@ class FLANC(Method[FLANCState]):
             return _by_width(context, update.tensors, update.width)
         return [(update.width, update.tensors)]
 
+    def _first_coefficients(self, context: Context, name: str, width: float, weight: Tensor, basis: Tensor) -> Tensor:
+        if context.pretrained:
+            return project(weight, basis)
+        drawn = max(_widths(context)) if self.start == "nested" else width
+        outputs, inputs = _shape(context, name, drawn)[:2]
+        random = generator(context.seed, "coefficients", name, _key(drawn))
+        whole = random_coefficients(outputs, inputs // basis.shape[1], len(basis), random)
+        part = whole[: weight.shape[0], : weight.shape[1] // basis.shape[1]]
+        # Fewer inputs ask for larger weights: every width starts with Kaiming's variance.
+        return part * math.sqrt(whole.shape[1] / part.shape[1])
+
     def _shared(self, context: Context) -> list[str]:
+        if self.share_dense:
+            composed = set(self.factors(context))
+            return [name for name in context.axes.shapes if name not in composed]
         return unscaled_names(context) if self.share_unscaled else []
 
 
@@ -286,9 +361,19 @@ def orthogonality_loss(bases: Iterable[Tensor], form: str = "sum") -> Tensor:
     """Eq. (3), second term: the squared distance of each Gram matrix from the identity, summed over layers."""
     total: Tensor | float = 0.0
     for basis in bases:
-        square = (gram(basis) - torch.eye(len(basis), device=basis.device)).square()
-        total = total + (square.sum() if form == "sum" else square.mean())
+        entries = distance_from_identity(basis).flatten()
+        square = entries.dot(entries)
+        total = total + (square if form == "sum" else square / len(entries))
     return torch.as_tensor(total)
+
+
+def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
+    """One basis per weight for all widths, and every width's coefficients in it; `near` are bases to stay close to."""
+    basis = {name: joint_basis([tensors[name] for tensors in weights.values()], near[name]) for name in near}
+    return basis, {
+        width: {name: project(weight, basis[name]) for name, weight in tensors.items()}
+        for width, tensors in weights.items()
+    }
 
 
 def composed_names(context: Context) -> list[str]:
@@ -314,10 +399,10 @@ def unscaled_names(context: Context) -> list[str]:
     return [name for name in context.axes.shapes if name.rpartition(".")[0] not in scaled]
 
 
-def composed_tensors(state: FLANCState, width: str) -> Tensors:
+def composed_tensors(context: Context, state: FLANCState, width: float) -> Tensors:
     """The tensors of the ordinary network of a trained width: Eq. (1) for every composed weight."""
-    weights = {name: compose(state.basis[name], u) for name, u in state.coefficients[width].items()}
-    return weights | state.dense[width] | state.shared
+    weights = {name: compose(state.basis[name], u) for name, u in state.coefficients[_key(width)].items()}
+    return weights | state.dense[_key(width)] | cut(context, state.shared, width)
 
 
 def fill_like(context: Context) -> Tensors:
@@ -332,14 +417,6 @@ def _first_basis(context: Context, name: str, factors: Factors) -> Tensor:
         return principal_basis(weight, factors.inputs, factors.size)
     kernel = context.axes.shapes[name][2:]
     return orthonormal_basis(factors.size, factors.inputs, kernel, generator(context.seed, "basis", name))
-
-
-def _first_coefficients(context: Context, name: str, width: float, weight: Tensor, basis: Tensor) -> Tensor:
-    if context.pretrained:
-        return project(weight, basis)
-    outputs, inputs = weight.shape[:2]
-    random = generator(context.seed, "coefficients", name, _key(width))
-    return random_coefficients(outputs, inputs // basis.shape[1], len(basis), random)
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -395,6 +472,24 @@ def _fraction_problems(where: str, options: Mapping[str, object]) -> list[str]:
         f"{where}{name} = {value!r}; allowed: a fraction in (0, 1]"
         for name, value in options.items()
         if not isinstance(value, int | float) or not 0 < value <= 1
+    ]
+
+
+def _choice_problems(method: FLANC) -> list[str]:
+    choices = {
+        "orthogonality_form": ("mean", "sum"),
+        "execution": ("auto", "compose", "mix"),
+        "start": ("apart", "nested"),
+        "average": ("factors", "products"),
+    }
+    problems = [
+        f"{name} = {getattr(method, name)!r}; allowed: {', '.join(map(repr, allowed))}"
+        for name, allowed in choices.items()
+        if getattr(method, name) not in allowed
+    ]
+    rates = {"basis_rate": method.basis_rate, "coefficients_rate": method.coefficients_rate}
+    return problems + [
+        f"{name} = {rate}; allowed: a number above 0" for name, rate in rates.items() if not 0 < rate < math.inf
     ]
 
 
