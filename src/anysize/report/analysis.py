@@ -7,6 +7,7 @@ numbers as curves over rounds, rows of numbers as lines, matrices as maps of col
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ Array = NDArray[np.float64]
 ByRound = Mapping[int, Array]  # an item's arrays after each evaluated round, in order
 Drawer = Callable[[Record, str, Mapping[str, ByRound]], list[Figure]]
 
+_LARGEST_GRAM = 64  # vectors; a larger Gram matrix is only told by its entries' distribution, as in FLANC's Fig. 6
+_BINS = 40
 _LARGEST_MAP = 128  # rows and columns; of a larger matrix the first are shown, all are in the CSV
 
 
@@ -132,4 +135,77 @@ def matrix(kind: str, item: str, array: Array, caption: str = "") -> Figure:
     )
 
 
-DRAWN: dict[str, Drawer] = {}  # how a kind is drawn that deserves more than its shape says
+def gram(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """How far each basis is from an orthonormal one: over rounds, entry by entry, and as maps where they are small."""
+    distances = {
+        item: {r: np.sqrt(np.mean((array - np.eye(len(array))) ** 2)) for r, array in rounds.items()}
+        for item, rounds in items.items()
+    }
+    latest = {item: rounds[max(rounds)] for item, rounds in items.items()}
+    entries = {item: array[~np.eye(len(array), dtype=bool)] for item, array in latest.items() if len(array) > 1}
+    drift = over_rounds(
+        record, "distance", distances, "Root mean square of the Gram matrix minus the identity; 0 is orthonormal."
+    )
+    figures = [replace(drift, name=f"analysis-{kind}-over-rounds", title="Distance of the basis from orthonormal")]
+    if entries:
+        words = "inner product of two basis vectors"
+        title, caption = "Inner products of different basis vectors", "All at 0 in an orthogonal basis."
+        figures.append(histograms(f"{kind}-entries", title, words, entries, caption))
+    small = {item: array for item, array in latest.items() if len(array) <= _LARGEST_GRAM}
+    return figures + [matrix(kind, item, array) for item, array in small.items()]
+
+
+def coefficients(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """The mean absolute coefficient of every composed fragment, by width, a figure per layer."""
+    layers: dict[str, dict[str, Array]] = {}
+    for item, rounds in items.items():
+        width, _, layer = item.partition("/")
+        layers.setdefault(layer or item, {})[width] = rounds[max(rounds)]
+    words = "mean absolute coefficient"
+    caption = "Of every fragment of every output. At 0 a fragment would be pruned; away from 0 the basis is shared."
+    return [
+        histograms(f"{kind}-{layer}", f"Coefficients, {layer}", words, arrays, caption, wide=False, legend="size")
+        for layer, arrays in layers.items()
+    ]
+
+
+def histograms(
+    name: str,
+    title: str,
+    words: str,
+    items: Mapping[str, Array],
+    caption: str = "",
+    *,
+    wide: bool = True,
+    legend: str = "",
+) -> Figure:
+    """The distribution of each item's numbers over common bins, as the part of them that falls into a bin."""
+    values = np.concatenate([array.ravel() for array in items.values()])
+    values = values[np.isfinite(values)]
+    edges = np.histogram_bin_edges(values if len(values) else np.zeros(1), bins=_BINS)
+    middles = (edges[1:] + edges[:-1]) / 2
+    parts = {item: np.histogram(array, edges)[0] / max(array.size, 1) for item, array in items.items()}
+    lines = [
+        {**line(middles.tolist(), part.tolist(), *SERIES[i % len(SERIES)]), "mode": "lines", "name": plot_text(item)}
+        for i, (item, part) in enumerate(parts.items())
+    ]
+    rows = tuple(
+        (item, float(low), float(high), float(share))
+        for item, part in parts.items()
+        for low, high, share in zip(edges, edges[1:], part)
+    )
+    return Figure(
+        name=f"analysis-{name}".replace("/", "-"),
+        section="analysis",
+        title=title,
+        caption=caption,
+        keys=("item", "from", "to", "part"),
+        rows=rows,
+        spec=chart(lines, axis(words), {**axis("part of all", from_zero=True), "hoverformat": ".3f"}, legend=legend),
+        height=320,
+        wide=wide,
+    )
+
+
+# How a kind is drawn that deserves more than its shape says.
+DRAWN: dict[str, Drawer] = {"gram": gram, "coefficients": coefficients}

@@ -113,7 +113,7 @@ def _section(
     parts += [_figure(figure) for figure in shown if figure.wide]
     narrow = [_figure(figure) for figure in shown if not figure.wide]
     if narrow:
-        columns = "three" if len(narrow) == 3 else "two" if len(narrow) == 2 else ""
+        columns = "" if len(narrow) == 1 else "two" if len(narrow) in (2, 4) else "three"
         parts.append(f'<div class="grid {columns}">\n{"".join(narrow)}</div>')
     if key == "sizes" and record.latest is None:
         parts.append('<p class="note">No evaluation yet: the metrics appear after the first evaluated round.</p>')
