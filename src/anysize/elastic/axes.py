@@ -183,6 +183,16 @@ class Axes:
     def __repr__(self) -> str:
         return f"Axes({', '.join(f'{group.name}: {group.size}' for group in self.groups)})"
 
+    @property
+    def classifier(self) -> str | None:
+        """The layer that makes the class axis; None where no layer of its own does.
+
+        >>> trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3)).classifier
+        '1'
+        """
+        layers = {_layer(name): None for name in self.head if len(self._all_shapes[name]) > 1}
+        return next(iter(layers)) if len(layers) == 1 else None
+
     def group(self, name: str) -> Group:
         """The group of that name.
 

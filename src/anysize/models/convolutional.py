@@ -66,6 +66,43 @@ def flanc_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     )
 
 
+def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Sequential:
+    """The EMNIST network of eLF: a stem, two groups of 3x3 convolutions, two linear layers; Conv7 with three each.
+
+    Conv3 and Conv5 of the paper have one and two convolutions in each group. Convolutions have no bias. The paper does
+    not say where the image is halved: here after the stem and after each group, the last one rounding up, which
+    gives 28 x 28 images the paper's number of parameters. Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: outputs.
+        blocks: convolutions in each group.
+    """
+    channels, *sides = image("elf-cnn", input_shape)
+    positive("elf-cnn", blocks=blocks, classes=classes)
+    height, width = (-(-(side // 4) // 2) for side in sides)
+    return nn.Sequential(
+        OrderedDict(
+            stem=_convolved(channels, 32),
+            pool1=nn.MaxPool2d(2),
+            group1=nn.Sequential(_convolved(32, 64), *(_convolved(64, 64) for _ in range(blocks - 1))),
+            pool2=nn.MaxPool2d(2),
+            group2=nn.Sequential(*(_convolved(64, 64) for _ in range(blocks))),
+            pool3=nn.MaxPool2d(2, ceil_mode=True),
+            flatten=nn.Flatten(),
+            linear=nn.Linear(64 * height * width, 512),
+            relu=nn.ReLU(),
+            head=nn.Linear(512, classes),
+        )
+    )
+
+
+def _convolved(channels_in: int, channels_out: int) -> nn.Sequential:
+    """A 3x3 convolution and its ReLU."""
+    convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
+    return nn.Sequential(OrderedDict(conv=convolution, relu=nn.ReLU()))
+
+
 def digits_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """The digits network of Split-Mix: three 5x5 convolutions and three linear layers, all with batch-norm.
 

@@ -18,6 +18,7 @@ from anysize.rng import derive
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "char-lstm": recurrent.char_lstm,
     "digits-cnn": convolutional.digits_cnn,
+    "elf-cnn": convolutional.elf_cnn,
     "flanc-cnn": convolutional.flanc_cnn,
     "mlp": dense.mlp,
     "preresnet18": residual.preresnet18,
