@@ -130,18 +130,22 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(made)
         return
-    table = Table("group", "clients", "width", box=None, header_style="bold")
+    if made["table"] is not None:
+        _print_look_up(made["table"])
+    table = Table("group", "clients", "size", box=None, header_style="bold")
     for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up"):
         table.add_column(column, justify="right")
     for group in made["groups"]:
         cells = [f"{group['parameters']:,}", *(_count(group[key]) for key in ("macs", "training_macs"))]
         cells += [_bytes(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
-        table.add_row(escape(group["name"]), str(group["clients"]), f"{group['width']:g}", *cells)
+        table.add_row(escape(group["name"]), str(group["clients"]), _shape(group), *cells)
     out.print(table)
     _say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     _say("Activations: held by a training step. Bytes: per client and round.")
     for text in _ways(made["groups"]):
         _say(text)
+    if any(group["mask"] for group in made["groups"]):
+        _say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication does them too.")
     _say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     _print_notices(made["notices"])
 
@@ -159,9 +163,30 @@ def _ways(groups: list[dict[str, Any]]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def _print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
+    """The look-up table, best first."""
+    table = Table("what could be trained", box=None, header_style="bold")
+    for column in ("proxy accuracy", "parameters", "MACs", "non-zero", "activations", "bytes", "step"):
+        table.add_column(column, justify="right")
+    for entry in entries:
+        cost = entry["cost"]
+        cells = [f"{entry['accuracy']:.4f}", f"{cost['parameters']:,.0f}", _count(cost["macs"])]
+        cells += [_count(cost["nonzero_macs"]), _bytes(cost["activation_bytes"]), _bytes(cost["bytes"])]
+        table.add_row(_shape(entry), *cells, f"{cost['latency_ms']:.1f} ms" if "latency_ms" in cost else "")
+    out.print(table)
+    _say("")
+
+
+def _shape(size: Mapping[str, Any]) -> str:
+    """A size in words: its width, and depth and mask where it has them."""
+    parts = [f"{size['width']:g}"] if size["width"] != 1 or size["depth"] is None else []
+    parts += [f"depth {size['depth']}"] if size["depth"] is not None else []
+    return ", ".join([*parts, *([f"mask {size['mask']:g}"] if size["mask"] else [])])
+
+
 @app.command()
 def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
-    """Show the model's width groups, and which methods can train it."""
+    """Show the model's width groups and removable blocks, and which methods can train it."""
     from anysize.inspection import inspect as look
 
     experiment = _experiment(file, set_ or [])

@@ -40,7 +40,7 @@ from anysize.errors import ConfigError, unknown
 RESERVED_TABLES = ("compare", "privacy")
 """Names that no experiment may use yet, so that later versions can give them a meaning."""
 
-UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes")
+UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes", "latency_ms")
 """What a device's budget may limit."""
 
 _PROBLEMS = "problems"  # the type of errors whose lines already say everything, key included
@@ -217,6 +217,8 @@ class DataConfig(Table):
     """How the training data is divided among the clients."""
     classes_per_client: Count | None = None
     """With split = "classes": how many classes one client has."""
+    unbalance: Part | None = None
+    """With split = "classes": the part of a share that a client has of its classes after the first; absent: all."""
     alpha: Positive | None = None
     """With split = "dirichlet": the concentration; smaller is more uneven."""
     equal_sizes: bool = True
@@ -249,6 +251,8 @@ class DataConfig(Table):
                     f'data.{key}: given {given}, but split = "{self.split}" does not use it; '
                     f'set split = "{split}" or leave it out'
                 )
+        if self.unbalance is not None and self.split != "classes":
+            yield f'data.unbalance: given {self.unbalance}, but only split = "classes" uses it; leave it out'
 
 
 class ModelConfig(Table):
@@ -273,6 +277,8 @@ class ModelConfig(Table):
     """Attention shrinks within every head, or by dropping whole heads."""
     input: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     """The shape of one sample as the network receives it; absent: as the data set says."""
+    blocks: Annotated[tuple[Names, ...], Field(strict=False)] = ()
+    """Names of the modules that can be removed, a list for each stage; absent: found by tracing."""
     attributes: Options = Field(default_factory=dict)
     """Module attributes that hold a size and must shrink with it."""
 
@@ -297,6 +303,8 @@ class BudgetConfig(Table):
     """Bytes on the wire in one round, down and up together."""
     inference_bytes: Positive | None = None
     """Memory of the network when it only predicts."""
+    latency_ms: Positive | None = None
+    """Time of one training step, as measured when the method's table was made; only for methods with a table."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -323,6 +331,8 @@ class GroupConfig(Table):
     """The part of the full model that the device can train."""
     budget: BudgetConfig | None = None
     """What the device can afford, in units, in place of a capacity."""
+    depth: Count | None = None
+    """How many blocks of every stage the device trains, in place of a capacity or beside a budget."""
     macs_per_second: Positive | None = None
     """Compute speed, for virtual time."""
     bytes_per_second: Positive | None = None
@@ -336,8 +346,10 @@ class GroupConfig(Table):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.capacity is None) == (self.budget is None):
-            raise ValueError("must have a capacity or a budget, one of the two")
+        if (self.capacity is None) == (self.budget is None and self.depth is None):
+            raise ValueError(
+                "must have a capacity or a budget, one of the two; a depth goes in place of either, or with a budget"
+            )
         if self.clients is not None and self.fraction is not None:
             raise ValueError("must have clients (a count) or fraction, not both")
         if self.bytes_per_second is not None and (self.bytes_per_second_up or self.bytes_per_second_down):
@@ -423,8 +435,8 @@ class DevicesConfig(Table):
     """With redraw = "round": draw again until every capacity occurs among the participants."""
     participation: Part | None = None
     """The part of the clients that takes part in a round; 1.0 unless clients_per_round is given."""
-    clients_per_round: Count | None = None
-    """How many clients take part in a round."""
+    clients_per_round: Count | Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """How many clients take part in a round; a list: how many of each capacity or group, as listed."""
     assignment: Literal["random", "order", "group"] = "random"
     """Which client has which capacity: shuffled, in blocks as listed, or by its data's group."""
     distribution: Literal["exponential", "step", "log-normal", "two-type"] | None = None
@@ -522,6 +534,8 @@ class DevicesConfig(Table):
             yield "devices.participation: given together with devices.clients_per_round; give one of the two"
         if self.bytes_per_second is not None and (self.bytes_per_second_up or self.bytes_per_second_down):
             yield "devices.bytes_per_second: given together with bytes_per_second_up or _down; give one kind"
+        if isinstance(self.clients_per_round, tuple):
+            yield from self._per_group_problems(self.clients_per_round)
         if self.cover and self.redraw != "round":
             yield 'devices.cover: needs redraw = "round"; capacities that never change cannot be drawn again'
         if self.assignment != "group":
@@ -535,6 +549,13 @@ class DevicesConfig(Table):
         if self.redraw == "round":
             yield 'devices.assignment: "group" needs redraw = "never"'
 
+    def _per_group_problems(self, counts: Sequence[int]) -> Iterator[str]:
+        kinds = len(self.groups or self.capacities or ())
+        if len(counts) != kinds:
+            yield f"devices.clients_per_round: given {len(counts)} counts for {kinds} groups; give one for each"
+        if self.redraw == "round":
+            yield 'devices.clients_per_round: a count for each group needs redraw = "never"'
+
 
 def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
     """What is wrong between groups that are each right by themselves."""
@@ -542,7 +563,7 @@ def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"devices.groups: the name '{name}' occurs {names.count(name)} times; names must differ"
     labels = {repr(group.capacity) for group in groups if group.capacity is not None}
-    for name in sorted({group.name for group in groups if group.budget is not None} & labels):
+    for name in sorted({group.name for group in groups if group.capacity is None} & labels):
         yield f"devices.groups: '{name}' is a budget's group and also a capacity; give the group another name"
     counted = [group for group in groups if group.clients is not None]
     parts = [group.fraction for group in groups if group.fraction is not None]
@@ -695,6 +716,8 @@ class TricksConfig(Table):
     """The strength of the pull towards the received weights."""
     proximal_form: Literal["sum", "mean"] | None = None
     """Whether that pull sums over a tensor's entries or takes their mean."""
+    max_entropy: NotNegative | None = None
+    """The strength of the pull of what enters the classifier towards the uniform distribution."""
     server_momentum: BelowOne | None = None
     """Momentum of the server's own step."""
 

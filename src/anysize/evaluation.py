@@ -72,7 +72,7 @@ def calibrated(
     state: Any,
     engine: Engine,
     fleet: Fleet,
-    width_of_group: Mapping[str, float],
+    size_of_group: Mapping[str, Size],
     round: int,
     count: int,
     sizes: Sequence[Size] | None = None,
@@ -82,7 +82,7 @@ def calibrated(
         return {}
     found: dict[str, Statistics] = {}
     for size in sizes if sizes is not None else method.sizes(context):
-        ids = able(context, fleet, width_of_group, size, round, count)
+        ids = able(context, fleet, size_of_group, size, round, count)
         messages = [_message(context, method, state, size, client, round, "calibrate") for client in ids]
         for _ in range(_CALIBRATION_PASSES):
             parts = [Statistics.of(update.tensors) for update in engine.perform(messages)]
@@ -92,12 +92,12 @@ def calibrated(
 
 
 def able(
-    context: Context, fleet: Fleet, width_of_group: Mapping[str, float], size: Size, round: int, count: int
+    context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], size: Size, round: int, count: int
 ) -> list[int]:
     """Up to `count` clients whose devices can run `size`, drawn anew every round; if none can, any."""
     random = generator(context.seed, round, "calibration")
     order = _draws(fleet.clients, count, random)
-    chosen = [c for c in order if width_of_group[fleet.group_of(c, round).name] >= size.width]
+    chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(size)]
     return sorted((chosen or order)[:count])
 
 

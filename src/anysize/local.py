@@ -75,7 +75,7 @@ def train(
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
     received = as_received(module, sub_model, own)
     classes = held_classes(context, share.train)
-    objective = make_objective(context.task, tricks, classes)
+    objective = make_objective(context.task, tricks, classes, context.axes.classifier)
     distillation = make_distillation(context.task, tricks, classes)
     changes = generator(*_names(sub_model), "augment")
     choices = generator(*_names(sub_model), "step")

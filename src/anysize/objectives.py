@@ -11,7 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
 
+from anysize.errors import MethodError
 from anysize.tasks import Task
 
 
@@ -29,6 +32,7 @@ class Tricks:
         proximal: FedProx's mu; 0 is off.
         proximal_form: the squared distance as a "sum" over all entries (FedProx) or the sum of each tensor's "mean"
             (FedMAX's code).
+        max_entropy: FedMAX's beta: what enters the classifier is pulled towards the uniform distribution; 0 is off.
         server_momentum: momentum of the server's step; 0 is off.
     """
 
@@ -38,6 +42,7 @@ class Tricks:
     weighting: Literal["samples", "clients"] = "samples"
     proximal: float = 0.0
     proximal_form: Literal["sum", "mean"] = "sum"
+    max_entropy: float = 0.0
     server_momentum: float = 0.0
 
     def chosen(self, options: Mapping[str, Any]) -> Tricks:
@@ -79,20 +84,55 @@ class Step:
         return int(torch.randint(count, (), generator=self.generator))
 
 
-def make_objective(task: Task, tricks: Tricks, classes: Tensor | None) -> Callable[[nn.Module, Batch], Tensor]:
-    """The loss of one pass: the task's, masked to the client's classes if asked.
+def make_objective(
+    task: Task, tricks: Tricks, classes: Tensor | None, classifier: str | None = None
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """The loss of one pass: the task's, masked to the client's classes and with the entropy term if asked.
 
     Args:
         task: what is learned.
         tricks: the chosen ones.
         classes: a boolean per class, those that the client holds; None where the task has no classes.
+        classifier: the dotted name of the layer that makes the class axis, for the entropy term.
     """
     seen = _mask(task, tricks, classes)
 
-    def objective(module: nn.Module, batch: Batch) -> Tensor:
+    def plain(module: nn.Module, batch: Batch) -> Tensor:
         return task.loss(seen(module(batch.x)), batch.y)
 
-    return objective
+    def with_entropy(module: nn.Module, batch: Batch) -> Tensor:
+        layer, entered = classifier_in(module, classifier), []
+        handle = layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+        try:
+            loss = plain(module, batch)
+        finally:
+            handle.remove()
+        axis = 1 if isinstance(layer, _ConvNd) else -1
+        return loss + tricks.max_entropy * torch.stack([entropy_gap(active, axis) for active in entered]).sum()
+
+    return with_entropy if tricks.max_entropy else plain
+
+
+def classifier_in(module: nn.Module, name: str | None) -> nn.Module:
+    """The classifier of a network or of a module around it; an error where there is none to look at."""
+    found = [part for path, part in module.named_modules() if name and (path == name or path.endswith(f".{name}"))]
+    if len(found) != 1:
+        raise MethodError(
+            "tricks.max_entropy needs one layer that makes the classes; "
+            + (f"this network has none called '{name}'" if name else "this task or model has none")
+        )
+    layer: nn.Module = found[0]
+    return layer
+
+
+def entropy_gap(active: Tensor, axis: int = -1) -> Tensor:
+    """FedMAX, Eq. (3): KL(uniform || softmax(a)), the mean over all entries, as the authors' code takes it.
+
+    >>> entropy_gap(torch.zeros(2, 3)).item()
+    0.0
+    """
+    uniform = torch.full_like(active, 1.0 / active.shape[axis])
+    return functional.kl_div(active.log_softmax(axis), uniform, reduction="mean")
 
 
 def make_distillation(

@@ -21,7 +21,7 @@ from anysize import config as configs
 from anysize import directory as directories
 from anysize.checkpoint import Checkpoint
 from anysize.context import Size
-from anysize.cost import Cost, largest_fitting
+from anysize.cost import Cost, first_fitting
 from anysize.devices import Budget, round_seconds
 from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
@@ -150,7 +150,8 @@ class Run:
 
     def fitting(self, budget: Budget) -> Size:
         """The largest trained size that fits a budget."""
-        size = largest_fitting(self.sizes, budget.fits, self.cost)
+        largest_first = sorted(self.sizes, key=lambda size: size.order, reverse=True)
+        size = first_fitting(largest_first, budget.fits, lambda size: self.cost(size).units())
         if size is None:
             smallest = self.cost(self.sizes[0]).units()
             needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
@@ -416,7 +417,9 @@ class _Runner:
             "metric": context.task.metric,
             "higher_is_better": context.task.higher_is_better,
             "sizes": [
-                {"label": size.label, "width": size.width} | asdict(self._costs[size.label]) for size in context.sizes
+                {"label": size.label, "width": size.width, "depth": size.depth, "mask": size.mask}
+                | asdict(self._costs[size.label])
+                for size in context.sizes
             ],
             "groups": groups,
             "partition": partition_summary(experiment),
@@ -532,11 +535,9 @@ def environment() -> Json:
 def _calibrate(
     experiment: Experiment, state: Any, engine: Engine, number: int, sizes: Sequence[Size] | None = None
 ) -> dict[str, Statistics]:
-    widths = {name: size.width for name, size in experiment.size_of_group.items()}
     count = experiment.config.evaluation.calibration_clients
-    return calibrated(
-        experiment.context, experiment.method, state, engine, experiment.fleet, widths, number, count, sizes
-    )
+    context, method, of_group = experiment.context, experiment.method, experiment.size_of_group
+    return calibrated(context, method, state, engine, experiment.fleet, of_group, number, count, sizes)
 
 
 def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:

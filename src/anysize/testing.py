@@ -100,6 +100,7 @@ def check_method(
     model: nn.Module | None = None,
     capacities: Sequence[float] = (0.25, 0.5, 1.0),
     tricks: Json | None = None,
+    devices: Json | None = None,
 ) -> None:
     """Raises an AssertionError that lists every law that `method` breaks.
 
@@ -108,12 +109,13 @@ def check_method(
         model: a network for inputs (1, 8, 8) and 4 classes; by default a small convolutional one.
         capacities: the fleet's.
         tricks: the [tricks] table.
+        devices: the [devices] table, instead of capacities.
 
     >>> from anysize.methods import HeteroFL
     >>> check_method(HeteroFL())
     """
     with one_thread():
-        trial = make_trial(method, model, capacities, tricks)
+        trial = make_trial(method, model, capacities, tricks, devices=devices)
         broken = {name: _verdict(law, trial) for name, law in LAWS.items() if name not in method.exceptions}
     foreign = sorted(set(method.exceptions) - set(LAWS))
     problems = [f"{name}: {problem}" for name, problem in broken.items() if problem is not None]
@@ -129,6 +131,7 @@ def make_trial(
     capacities: Sequence[float],
     tricks: Json | None,
     pretrained: bool = False,
+    devices: Json | None = None,
 ) -> Trial:
     """The trial of a method."""
     random = generator("check_method")
@@ -143,7 +146,7 @@ def make_trial(
         model=network,
         pretrained=pretrained,
         method=method,
-        devices={"capacities": list(capacities)},
+        devices=devices or {"capacities": list(capacities)},
         training={"batch_size": 8},
         tricks=tricks,
     )
@@ -266,7 +269,7 @@ def misfits_are_refused(trial: Trial) -> str | None:
 def customised_is_ordinary(trial: Trial) -> str | None:
     """A customised network of any size consists of the model's own layer types, has no hooks, and runs."""
     x = torch.rand(3, 1, 8, 8, generator=generator("customised_is_ordinary"))
-    allowed = {type(child) for child in trial.experiment.model.modules()}
+    allowed = {type(child) for child in trial.experiment.model.modules()} | {nn.Identity}
     for size in trial.method.sizes(trial.context):
         network = trial.method.customize(trial.context, trial.state, size).eval()
         strange = {type(child) for child in network.modules()} - allowed

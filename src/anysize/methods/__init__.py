@@ -10,12 +10,14 @@ from typing import Any
 from anysize.errors import ConfigError, MethodError, unknown
 from anysize.imports import by_name
 from anysize.methods.base import Client, Method, ParameterGroup, SubModel, Update
+from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
 
 __all__ = [
+    "ELF",
     "FLANC",
     "Client",
     "FedAvg",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _METHODS: dict[str, type[Method[Any]]] = {
+    "elf": ELF,
     "fedavg": FedAvg,
     "fjord": FjORD,
     "flanc": FLANC,
@@ -73,7 +76,7 @@ def methods() -> list[tuple[str, str]]:
     """Every method's name and one line on it, plug-ins included.
 
     >>> [name for name, _ in methods()][:3]
-    ['fedavg', 'fjord', 'flanc']
+    ['elf', 'fedavg', 'fjord']
     """
     kinds = _METHODS | _plugins()
     return [(name, kinds[name].summary) for name in sorted(kinds)]

@@ -47,9 +47,13 @@ from anysize.elastic.views import Nested
 from anysize.errors import MethodError
 from anysize.objectives import Batch, Step, Tricks
 from anysize.rng import generator
+from anysize.table import Table
 from anysize.wire import Json, Tensors
 
 State = TypeVar("State")
+
+GRID = tuple(i / 16 for i in range(1, 17))
+"""Widths among which a budget in units is solved, where a method has no other choices."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,18 @@ class Method(ABC, Generic[State]):
     def sizes(self, context: Context) -> Sequence[Size]:
         """What it can train or be cut to with what was trained, smallest first."""
 
+    def sized(self, context: Context, capacity: float) -> Size:
+        """The size that a device trains which has that part of what is elastic here; by default of the width."""
+        return Size(capacity)
+
+    def choices(self, context: Context) -> Sequence[Size]:
+        """The sizes among which a budget is solved, best first; by default widths, the largest first."""
+        return [Size(width) for width in reversed(GRID)]
+
+    def tabulate(self, context: Context) -> Table | None:
+        """Server, once before the sizes are known: what the method must find out first; by default nothing."""
+        return None
+
     @abstractmethod
     def init(self, context: Context) -> State:
         """The state before the first round; starts from `context.start()`."""
@@ -155,6 +171,10 @@ class Method(ABC, Generic[State]):
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         """Client: the trainable network, really that small, with its own memory."""
         return fill(context.skeleton(sub_model.width), sub_model.tensors)
+
+    def parameters(self, module: nn.Module, sub_model: SubModel) -> int:
+        """How many numbers a client trains; by default every parameter of its network that is not frozen."""
+        return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Parameters with factors on learning rate and decay; by default one group."""
