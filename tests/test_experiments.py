@@ -67,6 +67,7 @@ def parsed(command: str) -> tuple[ExperimentConfig, list[str]]:
 def started(config: ExperimentConfig) -> Experiment:
     """The experiment with its shares and fleet, after the smallest client's message was made and built."""
     experiment = Experiment.from_config(config)
+    experiment.tabulates = False  # a look-up table trains networks
     context, method = experiment.context, experiment.method
     assert len(experiment.shares) == experiment.fleet.clients
     cost = experiment.cost(context.sizes[0])
