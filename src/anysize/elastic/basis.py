@@ -227,7 +227,7 @@ class Composed(nn.Module):
         self.network = copy.deepcopy(network)
         self.basis = nn.ParameterDict({key(name): nn.Parameter(basis[name]) for name in basis})
         self.coefficients = nn.ParameterDict({key(name): nn.Parameter(coefficients[name]) for name in basis})
-        owners = {name: _owners(self.network, self.network.get_parameter(name)) for name in basis}
+        owners = {name: owners_of(self.network, self.network.get_parameter(name)) for name in basis}
         self.ways: dict[str, Way] = {
             name: _way(own, basis[name], coefficients[name], way) for name, own in owners.items()
         }
@@ -288,6 +288,6 @@ def unkey(key: str) -> str:
     return key.replace(":", ".").replace("%3A", ":").replace("%25", "%")
 
 
-def _owners(network: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
+def owners_of(network: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
     """The layers that hold this very parameter, and its name in each."""
     return [(m, leaf) for m in network.modules() for leaf, own in m._parameters.items() if own is weight]
