@@ -63,6 +63,8 @@ class Client:
         round: from 1.
         samples: how many samples it trains on.
         seed: of the run; random choices are derived from (seed, round, id, purpose).
+        task: what the client will be asked to do: "train", "calibrate" or "evaluate"; the last two want the network as
+            it is finished.
     """
 
     id: int
@@ -71,6 +73,7 @@ class Client:
     round: int
     samples: int
     seed: int
+    task: str = "train"
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers for `purpose`, the same on every engine and after a resume."""
@@ -234,6 +237,24 @@ def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> 
     alone = sub_model.ticket.get("task") in ("calibrate", "evaluate")
     widths = [sub_model.width] if alone else widths_up_to(context, sub_model.width)
     return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
+
+
+def inner_weights(context: Context) -> list[str]:
+    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions.
+
+    These are what methods write in another form; a stem, projections, the classifier, norms and biases are left alone.
+    """
+    grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
+    return [
+        name
+        for name, parameter in context.template.named_parameters()
+        if parameter.dim() >= 2
+        and parameter.requires_grad
+        and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
+        and context.axes.elastic(name, 0)
+        and (name, 1) in grouped
+        and not any((name, axis) in grouped for axis in range(2, parameter.dim()))  # one kernel for all
+    ]
 
 
 def class_weights(context: Context, update: Update) -> Tensor | None:

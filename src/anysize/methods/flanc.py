@@ -78,6 +78,7 @@ from anysize.methods.base import (
     checked,
     class_weights,
     cut,
+    inner_weights,
     paste,
     sub_model,
     widths_up_to,
@@ -310,7 +311,7 @@ class FLANC(Method[FLANCState]):
 
     def factors(self, context: Context) -> dict[str, Factors]:
         """R1 and R2 of every weight that is composed."""
-        names = composed_names(context)
+        names = inner_weights(context)
         problems = [
             unknown("weight in flanc's layers", pattern, names)
             for pattern in self.layers
@@ -374,21 +375,6 @@ def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, 
         width: {name: project(weight, basis[name]) for name, weight in tensors.items()}
         for width, tensors in weights.items()
     }
-
-
-def composed_names(context: Context) -> list[str]:
-    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions."""
-    grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
-    return [
-        name
-        for name, parameter in context.template.named_parameters()
-        if parameter.dim() >= 2
-        and parameter.requires_grad
-        and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
-        and context.axes.elastic(name, 0)
-        and (name, 1) in grouped
-        and not any((name, axis) in grouped for axis in range(2, parameter.dim()))  # a basis has one kernel for all
-    ]
 
 
 def unscaled_names(context: Context) -> list[str]:
