@@ -11,18 +11,24 @@ from anysize.errors import ConfigError, MethodError, unknown
 from anysize.imports import by_name
 from anysize.methods.base import Client, Method, ParameterGroup, SubModel, Update
 from anysize.methods.fedavg import FedAvg
+from anysize.methods.fedhm import FedHM
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
+from anysize.methods.origdrop import OrigDrop
+from anysize.methods.prism import PriSM
 
 __all__ = [
     "FLANC",
     "Client",
     "FedAvg",
+    "FedHM",
     "FjORD",
     "HeteroFL",
     "Method",
+    "OrigDrop",
     "ParameterGroup",
+    "PriSM",
     "SubModel",
     "Update",
     "make",
@@ -32,9 +38,12 @@ __all__ = [
 
 _METHODS: dict[str, type[Method[Any]]] = {
     "fedavg": FedAvg,
-    "fjord": FjORD,
+    "fedhm": FedHM,
     "flanc": FLANC,
     "heterofl": HeteroFL,
+    "origdrop": OrigDrop,
+    "prism": PriSM,
+    "fjord": FjORD,
 }
 _ENTRY_POINTS = "anysize.methods"
 
@@ -73,7 +82,7 @@ def methods() -> list[tuple[str, str]]:
     """Every method's name and one line on it, plug-ins included.
 
     >>> [name for name, _ in methods()][:3]
-    ['fedavg', 'fjord', 'flanc']
+    ['fedavg', 'fedhm', 'fjord']
     """
     kinds = _METHODS | _plugins()
     return [(name, kinds[name].summary) for name in sorted(kinds)]
