@@ -318,7 +318,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
-        err.print(f"stopped{f'; every finished round is saved, go on with {again}' if saved else ''}", style="yellow")
+        err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
         code = _INTERRUPTED
     except Exception as error:
         if debug:

@@ -764,6 +764,8 @@ class ExperimentConfig(Table):
     """How many rounds the run has."""
     evaluate_every: Count = 10
     """Rounds from one evaluation to the next."""
+    checkpoint_every: Count = 1
+    """Rounds from one checkpoint to the next; what was done since the last one is done again after a resume."""
     data: DataConfig
     model: ModelConfig
     devices: DevicesConfig = Field(default_factory=DevicesConfig)

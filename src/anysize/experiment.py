@@ -121,6 +121,7 @@ class Experiment:
         seed: int = 0,
         rounds: int = 100,
         evaluate_every: int = 10,
+        checkpoint_every: int = 1,
     ) -> None:
         """Takes what the tables of an experiment file take, and live objects.
 
@@ -142,6 +143,7 @@ class Experiment:
             seed: where every random choice starts.
             rounds: how many.
             evaluate_every: rounds from one evaluation to the next.
+            checkpoint_every: rounds from one checkpoint to the next.
         """
         self._live: dict[str, Any] = {}
         tables: dict[str, Any] = {
@@ -149,6 +151,7 @@ class Experiment:
             "seed": seed,
             "rounds": rounds,
             "evaluate_every": evaluate_every,
+            "checkpoint_every": checkpoint_every,
             "data": self._table("data", data) | dict(partition or {}),
             "model": self._table("model", model),
             "method": self._table("method", method),

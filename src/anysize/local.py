@@ -97,7 +97,7 @@ def train(
     if not math.isfinite(mean_loss):
         raise MethodError(
             f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
-            "training diverged. Lower training.learning_rate or set training.clip; every round before this one is saved"
+            "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
     update = method.pack(module, sub_model)
     # The module trains the next client too, so what leaves it gets memory of its own.

@@ -39,7 +39,7 @@ from anysize.rng import generator
 from anysize.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
 
-_MAY_CHANGE = ("rounds", "evaluate_every", "engine", "evaluation")
+_MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evaluation")
 _HISTOGRAM_CLIENTS = 200
 
 OnEvent = Callable[[Json], None]
@@ -241,6 +241,7 @@ class _Runner:
         self._on_event = on_event
         self._costs: dict[str, Cost] = {}
         self._metrics: list[str] = []
+        self._saved = 0  # the round of the checkpoint in the directory
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
         began = time.perf_counter()
@@ -286,6 +287,7 @@ class _Runner:
             self._write_about()
             return self._started(fresh)
         current = checkpoints.restore_from(self._directory, fresh)
+        self._saved = current.round
         rounds = self._experiment.config.rounds
         if current.round > rounds:
             raise CheckpointError(
@@ -336,7 +338,8 @@ class _Runner:
             directories.write_analysis(self._directory, number, method.describe(context, state))
         event["seconds"] = round(time.perf_counter() - began, 3)
         self._event(event)
-        self._save(after)
+        if number % config.checkpoint_every == 0 or number == config.rounds:
+            self._save(after)
         return after
 
     def _clients(self, number: int) -> list[Client]:
@@ -466,7 +469,8 @@ class _Runner:
     def _save(self, current: Checkpoint) -> None:
         sizes = [asdict(size) for size in self._experiment.context.sizes]
         about = {"signature": self._experiment.signature.to_json(), "sizes": sizes}
-        checkpoints.save(self._directory, current, about)
+        checkpoints.save(self._directory, current, about, self._saved)
+        self._saved = current.round
 
     def _event(self, event: Json) -> None:
         directories.append_event(self._directory, event)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from anysize.errors import ModelError
 from anysize.models.shapes import image, positive
 
 
@@ -97,5 +98,63 @@ def digits_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
             norm5=nn.BatchNorm1d(512),
             relu5=nn.ReLU(),
             head=nn.Linear(512, classes),
+        )
+    )
+
+
+def vgg11(
+    input_shape: Sequence[int], classes: int, channels: Sequence[int] = (64, 128, 256, 256, 512, 512, 512, 512)
+) -> nn.Sequential:
+    """VGG-11 for small images: eight 3x3 convolutions with batch-norm, one linear layer.
+
+    Pooled after the first, second, fourth, sixth and eighth convolution as long as two pixels are left; what remains is
+    averaged. Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: outputs.
+        channels: of each convolution.
+    """
+    width, *sides = image("vgg11", input_shape)
+    positive("vgg11", channels=[*channels, classes])
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, out in enumerate(channels, start=1):
+        layers[f"conv{number}"] = nn.Conv2d(width, out, 3, padding=1, bias=False)
+        layers[f"norm{number}"] = nn.BatchNorm2d(out)
+        layers[f"relu{number}"] = nn.ReLU()
+        if (number == 1 or number % 2 == 0) and min(sides) >= 2:
+            layers[f"pool{number}"] = nn.MaxPool2d(2)
+            sides = [side // 2 for side in sides]
+        width = out
+    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["head"] = nn.Linear(width, classes)
+    return nn.Sequential(layers)
+
+
+def femnist_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (64, 64)) -> nn.Sequential:
+    """The handwriting network of PriSM: a 5x5 and a 3x3 convolution, pooled, one linear layer, no batch-norm.
+
+    Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: outputs.
+        channels: of both convolutions.
+    """
+    colours, height, width = image("femnist-cnn", input_shape)
+    positive("femnist-cnn", channels=[*channels, classes])
+    if len(channels) != 2:
+        raise ModelError(f"model 'femnist-cnn': channels is {list(channels)}; one number for each of two convolutions")
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(colours, channels[0], 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(channels[0], channels[1], 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            head=nn.Linear(channels[1] * (height // 4) * (width // 4), classes),
         )
     )
