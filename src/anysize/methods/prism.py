@@ -29,7 +29,7 @@ Departures:
   stem and the projections. Here a client's network is narrowed to the channels that it computes, everywhere, so that
   it costs what Table 1 says. What follows is that entries of the stem, the classifier, norms and right factors beyond
   these channels are trained by nobody if all clients have one keep ratio and `channels = "first"`, as in the paper;
-  with "client" (which an earlier version of the authors' code did for the left factors) or "round" everything is.
+  with "drawn", which an earlier version of the authors' code had for the left factors, everything is.
 - The paper gives the number of required kernels as 2^(-log(sum p log p)); it is meant as 2^(-sum p log2 p).
 - lambda of Eq. (6) is training.weight_decay, the authors' too; a factor on it is an option.
 - A finished network smaller than full is the first channels and the most important kernels. The paper has none.
@@ -132,12 +132,12 @@ class PriSM(Method[PriSMState]):
         refresh_every: rounds from one decomposition to the next.
         frobenius: times training.weight_decay, the factor of Eq. (6); 0 is off.
         channels: which output channels a client computes: the "first", the same for all clients of a size (the paper),
-            or some that are drawn for each "client", or for all clients of each "round", so that all are trained.
+            or some that are "drawn" for each client, so that all are trained.
     """
 
     kappa: float = 2.5
     sampling: Sampling = "importance"
-    channels: Literal["first", "client", "round"] = "first"
+    channels: Literal["first", "drawn"] = "first"
     refresh_every: int = 1
     frobenius: float = 1.0
 
@@ -153,8 +153,8 @@ class PriSM(Method[PriSMState]):
             problems.append(f"kappa = {self.kappa}; allowed: 0 (uniform) or more")
         if self.sampling not in _SAMPLINGS:
             problems.append(f"sampling = '{self.sampling}'; allowed: {', '.join(map(repr, _SAMPLINGS))}")
-        if self.channels not in ("first", "client", "round"):
-            problems.append(f"channels = '{self.channels}'; allowed: 'first', 'client', 'round'")
+        if self.channels not in ("first", "drawn"):
+            problems.append(f"channels = '{self.channels}'; allowed: 'first', 'drawn'")
         if self.refresh_every < 1:
             problems.append(f"refresh_every = {self.refresh_every}; allowed: 1 or more")
         if not 0 <= self.frobenius < math.inf:
@@ -244,9 +244,8 @@ class PriSM(Method[PriSMState]):
         """What a client of a round trains."""
         kernels = drawn(state, width, generator(context.seed, round, client, "kernels"), self.sampling, self.kappa)
         kept = context.axes.kept(width)
-        if self.channels != "first":
-            whose = (client,) if self.channels == "client" else ()
-            kept = drawn_channels(context, kept, generator(context.seed, round, *whose, "channels"))
+        if self.channels == "drawn":
+            kept = drawn_channels(context, kept, generator(context.seed, round, client, "channels"))
         return make_part(context, state, kernels, kept)
 
     def notices(self, context: Context) -> list[str]:
@@ -268,7 +267,7 @@ def drawn(
 
 
 def drawn_channels(context: Context, kept: Kept, random: torch.Generator) -> Kept:
-    """As many units of each group as `kept` has, drawn without replacement; fewer are a part of more."""
+    """As many units of each group as `kept` has, drawn without replacement."""
     chosen = {}
     for group in context.axes.groups:
         if not group.frozen:
