@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
 
 Way = Literal["auto", "compose", "mix"]
 
@@ -137,7 +138,9 @@ def can_mix(layer: nn.Module) -> bool:
     """Whether the layer is a plain linear layer or convolution that `Mixed` can stand for."""
     if type(layer) not in MIX_BELOW or layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    return isinstance(layer, nn.Linear) or (layer.groups == 1 and layer.padding_mode == "zeros")
+    if isinstance(layer, _ConvNd):
+        return layer.groups == 1 and layer.padding_mode == "zeros"
+    return True
 
 
 class Mixed(nn.Module):
@@ -167,7 +170,7 @@ def mix_linear(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | No
     True
     """
     fragments = coefficients.shape[1]
-    each = functional.linear(x.unflatten(-1, (fragments, -1)), basis).flatten(-2)  # (*, S/R1 R2)
+    each = functional.linear(x.reshape(*x.shape[:-1], fragments, -1), basis).flatten(-2)  # (*, S/R1 R2)
     return functional.linear(each, coefficients.flatten(1), bias)
 
 
@@ -190,12 +193,13 @@ def mix_convolution(
 
 
 def _mixer(layer: nn.Module) -> Callable[..., Tensor]:
-    if isinstance(layer, nn.Linear):
+    if not isinstance(layer, _ConvNd):
         return mix_linear
-    convolve = {nn.Conv1d: functional.conv1d, nn.Conv2d: functional.conv2d, nn.Conv3d: functional.conv3d}[type(layer)]
-    return partial(
-        mix_convolution, convolve=convolve, stride=layer.stride, padding=layer.padding, dilation=layer.dilation
-    )
+    how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+    return partial(mix_convolution, convolve=_CONVOLUTIONS[len(layer.kernel_size)], **how)
+
+
+_CONVOLUTIONS: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 class Composed(nn.Module):
