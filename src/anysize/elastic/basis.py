@@ -195,8 +195,10 @@ def mix_convolution(
 def _mixer(layer: nn.Module) -> Callable[..., Tensor]:
     if not isinstance(layer, _ConvNd):
         return mix_linear
-    how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
-    return partial(mix_convolution, convolve=_CONVOLUTIONS[len(layer.kernel_size)], **how)
+    convolve = _CONVOLUTIONS[len(layer.kernel_size)]
+    return partial(
+        mix_convolution, convolve=convolve, stride=layer.stride, padding=layer.padding, dilation=layer.dilation
+    )
 
 
 _CONVOLUTIONS: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -240,9 +242,10 @@ class Composed(nn.Module):
             if self.ways[name] == "mix":
                 self._mix(name)
             else:
+                placeholder = torch.empty_like(self.network.get_parameter(name), device="meta", requires_grad=False)
                 for owner, leaf in own:
                     del owner._parameters[leaf]
-                    owner.register_buffer(leaf, None, persistent=False)
+                    owner.register_buffer(leaf, placeholder, persistent=False)
 
     def _mix(self, name: str) -> None:
         """Replaces the layer of that weight by one that mixes."""
@@ -253,14 +256,14 @@ class Composed(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         # What `functional_call` does, without its search for tied names, which small networks feel at every step.
+        empty = [getattr(*owners[0]) for owners in self._composed.values()]
         for name, owners in self._composed.items():
-            weight = compose(self.basis[name], self.coefficients[name])
-            _place(owners, weight)
+            _place(owners, compose(self.basis[name], self.coefficients[name]))
         try:
             output: Tensor = self.network(*inputs)
         finally:
-            for owners in self._composed.values():
-                _place(owners, None)
+            for owners, placeholder in zip(self._composed.values(), empty):
+                _place(owners, placeholder)
         return output
 
 
@@ -272,8 +275,8 @@ def _way(owners: Sequence[tuple[nn.Module, str]], basis: Tensor, coefficients: T
     return "mix" if pays else "compose"
 
 
-def _place(owners: Sequence[tuple[nn.Module, str]], weight: Tensor | None) -> None:
-    """Gives all layers that share a weight this one, or none."""
+def _place(owners: Sequence[tuple[nn.Module, str]], weight: Tensor) -> None:
+    """Gives all layers that share a weight this one."""
     for owner, leaf in owners:
         setattr(owner, leaf, weight)  # not into its dict of buffers: recurrent layers keep a list beside it
 
