@@ -132,6 +132,29 @@ def test_workers_measure_the_same_metrics_as_one_process(method: str, tricks: di
     assert list(found) == [size.label for size in made.sizes]
 
 
+def test_an_engine_goes_on_after_any_number_of_evaluations() -> None:
+    made = experiment("flanc")
+    state = made.method.init(made.context)
+    assert made.data is not None
+    test = made.data.test
+    assert test is not None
+    with Processes(made, {}, workers=1) as engine:
+        for _ in range(5):
+            on_test(made.context, made.method, state, test, {}, 500, engine=engine)
+        assert len(engine._free) == 2
+        _, tally = run_round(made.context, made.method, state, clients(made, 2), engine, 0.05)
+    assert len(tally.clients) == 2
+
+
+def test_an_engine_that_was_left_in_the_middle_says_so() -> None:
+    made = experiment()
+    state = made.method.init(made.context)
+    with Processes(made, {}, workers=1) as engine:
+        engine._free.clear()  # every slot belongs to a pass that nobody reads on
+        with pytest.raises(RuntimeError, match="left in the middle"):
+            run_round(made.context, made.method, state, clients(made, 1), engine, 0.05)
+
+
 def test_workers_measure_with_the_statistics_that_were_calibrated() -> None:
     made = experiment("heterofl", model={"name": "small-cnn", "options": {"channels": [4, 8]}})
     state = made.method.init(made.context)

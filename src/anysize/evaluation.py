@@ -54,7 +54,8 @@ def on_test(
     examiner = Examiner(context, method, part, batch_size)
     examination = Examination(Subject(state, statistics), examiner, part, batch_size, examiner.exams(wanted))
     found: dict[str, Sums] = {size.label: {} for size in wanted}
-    for exam, sums in zip(examination.exams, engine.examine(examination) if engine else examination.here()):
+    measured = engine.examine(examination) if engine else examination.here()
+    for exam, sums in zip(examination.exams, measured, strict=True):
         add(found[exam.size.label], sums)
     return {label: context.task.metrics(sums) for label, sums in found.items()}
 

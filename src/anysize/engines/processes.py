@@ -144,8 +144,10 @@ class Processes(Engine):
             self._hand_out(flow)
             if flow.out in flow.done:
                 task, answer = flow.done.pop(flow.out)
-                yield answer
-                self._free.append(task.slot)
+                try:
+                    yield answer
+                finally:  # also if nobody asks for the next one
+                    self._free.append(task.slot)
                 flow.out += 1
             elif flow.out == flow.sent and flow.exhausted:
                 return
@@ -226,8 +228,10 @@ class Processes(Engine):
     def _collect(self, flow: _Flow) -> None:
         """Waits for at least one answer and takes all that are there."""
         busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
-        if not busy:  # every task went to a worker that was dead already, and waits to be handed out again
-            return
+        if not busy:
+            if flow.again:  # every task went to a worker that was dead already, and waits to be handed out again
+                return
+            raise RuntimeError("an earlier pass over this engine was left in the middle; close it and start another")
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
             try:
