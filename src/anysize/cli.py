@@ -71,11 +71,12 @@ def run(
     out_: Annotated[Path | None, typer.Option("--out", help="The run directory; by default runs/<name>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
-    _run(file, set_ or [], out_, resume, overwrite)
+    _run(file, set_ or [], out_, resume, overwrite, profile)
 
 
 @app.command()
@@ -347,7 +348,9 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     return Experiment.from_config(load(file, overrides))
 
 
-def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool) -> Run:
+def _run(
+    file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool, profile: bool = False
+) -> Run:
     import anysize as az
     from anysize.report import write
     from anysize.report.tables import times
@@ -356,7 +359,7 @@ def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: b
     began = time.perf_counter()
     with _progress() as progress:
         watch = _Watch(progress, experiment.config.rounds)
-        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, on_event=watch)
+        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, profile=profile, on_event=watch)
     seconds = time.perf_counter() - began
     _print_summary(made)
     _say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")

@@ -718,6 +718,8 @@ class EvaluationConfig(Table):
     """Samples in a forward pass."""
     calibration_clients: Count = 20
     """How many clients re-estimate batch-norm statistics."""
+    calibration_samples: Count = 128
+    """How many of its training samples each of them takes for it, at most."""
     clients: Count | None = None
     """How many clients judge themselves where on has "clients"; absent: all."""
 
@@ -739,8 +741,8 @@ class EngineConfig(Table):
     """In this process, in worker processes, or on a fleet; absent: worker processes where there are several cores."""
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
-    accelerator: Name = "auto"
-    """Where tensors live: auto, cpu, cuda, ..."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where clients train and networks are tested; auto: cuda if there is one, else cpu."""
     round_timeout: Positive | None = None
     """On a fleet: seconds after which a round closes without the missing clients."""
     min_clients: Count | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from anysize.config import TrainingConfig
@@ -53,6 +54,7 @@ class Context:
         initial: the full network's weights at the start; None on a client.
         built: networks that `local` trains again and again, by method and shapes; a cache, no part of what is known.
         pretrained: whether `initial` was learned, so that a method must start from it rather than draw its own.
+        device: where a client's tensors are while it works.
     """
 
     template: nn.Module
@@ -67,6 +69,7 @@ class Context:
     seed: int = 0
     initial: Mapping[str, Tensor] | None = None
     pretrained: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[float, nn.Module] = field(default_factory=dict, repr=False, compare=False)
 

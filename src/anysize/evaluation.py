@@ -5,36 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anysize.context import Context, Size
 from anysize.cost import trained
-from anysize.data import Part, SubsetPart
+from anysize.data import Part
 from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Engine
-from anysize.local import measure, needs_calibration, with_statistics
+from anysize.exams import Examination, Examiner, Subject
+from anysize.local import needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
 from anysize.rng import generator
+from anysize.tasks import Sums, add
 from anysize.wire import Json
 
 # The first pass normalises by each client's own batches, which differ from client to client; in the second all
 # normalise by the first one's statistics, as the finished network will.
 _CALIBRATION_PASSES = 2
 _TRIES = 20  # draws per wanted client when looking for devices that can run a size
-
-
-def finished(
-    context: Context, method: Method[Any], state: Any, size: Size, statistics: Mapping[str, Statistics]
-) -> nn.Module:
-    """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
-    network = method.customize(context, state, size)
-    if size.label in statistics:
-        attach(network, statistics[size.label])
-    return network.eval()
 
 
 def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
@@ -54,16 +47,17 @@ def on_test(
     statistics: Mapping[str, Statistics],
     batch_size: int,
     sizes: Sequence[Size] | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
-    """The metrics of every size on `part`."""
-    # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
-    shuffled = SubsetPart(part, torch.randperm(len(part), generator=generator("test order")))
-    results: dict[str, dict[str, float]] = {}
-    for size in sizes if sizes is not None else method.sizes(context):
-        network = finished(context, method, state, size, statistics)
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        results[size.label] = context.task.metrics(measure(context, network, shuffled, batch_size))
-    return results
+    """The metrics of every size on `part`, the same wherever they are measured: here, or by an engine's workers."""
+    wanted = sizes if sizes is not None else method.sizes(context)
+    examiner = Examiner(context, method, part, batch_size)
+    examination = Examination(Subject(state, statistics), examiner, part, batch_size, examiner.exams(wanted))
+    found: dict[str, Sums] = {size.label: {} for size in wanted}
+    measured = engine.examine(examination) if engine else examination.here()
+    for exam, sums in zip(examination.exams, measured, strict=True):
+        add(found[exam.size.label], sums)
+    return {label: context.task.metrics(sums) for label, sums in found.items()}
 
 
 def calibrated(
@@ -76,19 +70,31 @@ def calibrated(
     round: int,
     count: int,
     sizes: Sequence[Size] | None = None,
+    samples: int | None = None,
 ) -> dict[str, Statistics]:
-    """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed."""
+    """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed.
+
+    Each of them takes all of its training samples, or `samples` of them.
+    """
     if not needs_calibration(context):
         return {}
     found: dict[str, Statistics] = {}
-    for size in sizes if sizes is not None else method.sizes(context):
-        ids = able(context, fleet, width_of_group, size, round, count)
-        messages = [_message(context, method, state, size, client, round, "calibrate") for client in ids]
-        for _ in range(_CALIBRATION_PASSES):
-            parts = [Statistics.of(update.tensors) for update in engine.perform(messages)]
-            found[size.label] = merged = merge(parts)
-            messages = [with_statistics(message, merged) for message in messages]
-    return found
+    wanted = list(reversed(sizes if sizes is not None else method.sizes(context)))  # the longest work first
+    ids = {size.label: able(context, fleet, width_of_group, size, round, count) for size in wanted}
+
+    def messages() -> Iterator[SubModel]:
+        for size in wanted:
+            for client in ids[size.label]:
+                message = _message(
+                    context, method, state, size, client, round, "calibrate", calibration_samples=samples
+                )
+                yield with_statistics(message, found[size.label]) if size.label in found else message
+
+    for _ in range(_CALIBRATION_PASSES):
+        answers = [Statistics.of(update.tensors) for update in engine.perform(messages())]
+        parts = iter(answers)
+        found = {size.label: merge(list(islice(parts, len(ids[size.label])))) for size in wanted}
+    return {size.label: found[size.label] for size in reversed(wanted)}
 
 
 def able(
@@ -111,6 +117,7 @@ def on_clients(
     statistics: Mapping[str, Statistics],
     round: int,
     count: int | None,
+    batch_size: int = 500,
 ) -> list[Json]:
     """One row per client: its metrics on its own held-out share at the size that its device runs."""
     ids = list(range(fleet.clients))
@@ -121,7 +128,7 @@ def on_clients(
     def messages() -> Iterator[SubModel]:
         for client in ids:
             size = size_of_group[groups[client].name]
-            message = _message(context, method, state, size, client, round, "evaluate")
+            message = _message(context, method, state, size, client, round, "evaluate", batch_size=batch_size)
             runs = trained(method, context, size).label  # FedAvg at the weakest width runs that on every device
             yield with_statistics(message, statistics[runs]) if runs in statistics else message
 
@@ -155,10 +162,10 @@ def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[
 
 
 def _message(
-    context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str
+    context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str, **more: Any
 ) -> SubModel:
     message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed, task))
-    return replace(message, ticket=message.ticket | {"task": task})
+    return replace(message, ticket=message.ticket | {"task": task} | more)
 
 
 def _draws(clients: int, count: int, random: torch.Generator) -> list[int]:

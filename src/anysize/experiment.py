@@ -21,8 +21,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from anysize import accelerators, models
 from anysize import data as data_sets
-from anysize import models
 from anysize.config import DevicesConfig, ExperimentConfig, from_dict
 from anysize.context import Context, Size
 from anysize.cost import Cost, largest_fitting, measure
@@ -370,6 +370,7 @@ class Experiment:
             seed=self.config.seed,
             initial=self._template[1],
             pretrained=self._pretrained or self.config.model.weights is not None,
+            device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
             _skeletons=self._skeletons,
         )
 

@@ -30,10 +30,12 @@ from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import CheckpointError, ConfigError, unknown
-from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
+from anysize.evaluation import by_group, calibrated, on_clients, on_test, untrained
+from anysize.exams import finished
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
 from anysize.local import batches, draw, needs_calibration
 from anysize.methods.base import Client, Update
+from anysize.profiling import Clock, measuring, stage
 from anysize.report import read_events
 from anysize.rng import generator
 from anysize.round import Tally, run_round
@@ -52,6 +54,7 @@ def run(
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
+    profile: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Run:
     """Runs an experiment to its end and gives the finished run.
@@ -62,13 +65,15 @@ def run(
         overrides: "key=value" changes to the file.
         resume: go on with the run that the directory holds.
         overwrite: delete the run that the directory holds.
+        profile: note in every round's event where its time went; see `anysize.profiling`.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
     """
     experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
-    with one_thread():  # the number of threads changes last bits, on the server as on a client
-        _Runner(experiment, directory, on_event).go(resume=resume, overwrite=overwrite)
+    clock = Clock() if profile else None
+    with one_thread(), measuring(clock):  # the number of threads changes last bits, on the server as on a client
+        _Runner(experiment, directory, on_event, clock).go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 
 
@@ -197,7 +202,8 @@ class Run:
         random = generator(self.config.seed, self.round, "untrained")
         chosen = torch.randperm(len(shares), generator=random)[:count].tolist()
         parts = [shares.share(client).train for client in chosen]
-        orders = [torch.randperm(len(part), generator=random) for part in parts]
+        most = self.config.evaluation.calibration_samples
+        orders = [torch.randperm(len(part), generator=random)[:most] for part in parts]
         inputs = [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
         return untrained(experiment.context, experiment.method, self.state, size, inputs)
 
@@ -235,8 +241,9 @@ def status(directory: Path) -> Json:
 class _Runner:
     """One run from its directory's first file to its last event."""
 
-    def __init__(self, experiment: Experiment, directory: Path, on_event: OnEvent) -> None:
+    def __init__(self, experiment: Experiment, directory: Path, on_event: OnEvent, clock: Clock | None = None) -> None:
         self._experiment = experiment
+        self._clock = clock
         self._directory = directory
         self._on_event = on_event
         self._costs: dict[str, Cost] = {}
@@ -252,10 +259,12 @@ class _Runner:
         with directories.locked(self._directory):
             current = self._resumed(fresh) if resume else self._begun(fresh, overwrite)
             with self._engine(current) as engine:
+                self._profile()  # the first round's time starts here, with workers ready
                 while current.round < config.rounds:
                     with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
                         current = self._round(current, engine)
-            self._event({"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)})
+            end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
+            self._event(end | self._profile())
 
     def _tried(self, resume: bool, overwrite: bool) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
@@ -334,12 +343,14 @@ class _Runner:
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
         event = self._round_event(number, tally)
         if number % config.evaluate_every == 0 or number == config.rounds:
-            event |= self._evaluate(after, engine)
+            with stage("evaluate"), measuring(None):  # with all that it extracts, sends and calibrates
+                event |= self._evaluate(after, engine)
             directories.write_analysis(self._directory, number, method.describe(context, state))
         event["seconds"] = round(time.perf_counter() - began, 3)
-        self._event(event)
+        self._event(event | self._profile())
         if number % config.checkpoint_every == 0 or number == config.rounds:
-            self._save(after)
+            with stage("checkpoint"):
+                self._save(after)
         return after
 
     def _clients(self, number: int) -> list[Client]:
@@ -366,13 +377,12 @@ class _Runner:
         metric = context.task.metric
         if "test" in config.evaluation.on:
             test, batch = evaluation_part(experiment), config.evaluation.batch_size
-            metrics = on_test(context, method, current.state, test, used, batch)
+            metrics = on_test(context, method, current.state, test, used, batch, engine=engine)
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
         if "clients" in config.evaluation.on:
-            sizes, limit = experiment.size_of_group, config.evaluation.clients
-            rows = on_clients(
-                context, method, current.state, engine, experiment.fleet, sizes, used, current.round, limit
-            )
+            sizes, chosen = experiment.size_of_group, config.evaluation
+            who = (experiment.fleet, sizes, used, current.round, chosen.clients, chosen.batch_size)
+            rows = on_clients(context, method, current.state, engine, *who)
             directories.append_rows(self._directory, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
@@ -425,6 +435,10 @@ class _Runner:
             "partition": partition_summary(experiment),
             "notices": experiment.notices(),
         }
+
+    def _profile(self) -> Json:
+        """Where the time since the event before went; nothing unless the run is profiled."""
+        return {} if self._clock is None else {"profile": self._clock.take()}
 
     def _progress(self, number: int, clients: int) -> Callable[[Update], None]:
         done = 0
@@ -537,10 +551,9 @@ def _calibrate(
     experiment: Experiment, state: Any, engine: Engine, number: int, sizes: Sequence[Size] | None = None
 ) -> dict[str, Statistics]:
     widths = {name: size.width for name, size in experiment.size_of_group.items()}
-    count = experiment.config.evaluation.calibration_clients
-    return calibrated(
-        experiment.context, experiment.method, state, engine, experiment.fleet, widths, number, count, sizes
-    )
+    options, context, method = experiment.config.evaluation, experiment.context, experiment.method
+    count, samples = options.calibration_clients, options.calibration_samples
+    return calibrated(context, method, state, engine, experiment.fleet, widths, number, count, sizes, samples)
 
 
 def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:

@@ -177,7 +177,7 @@ class Method(ABC, Generic[State]):
 
     @abstractmethod
     def customize(self, context: Context, state: State, size: Size) -> nn.Module:
-        """An ordinary network of that size."""
+        """An ordinary network of that size; made of the state and the template alone, so that a worker can test it."""
 
     def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
         """Arrays for the report; by default none."""
