@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
-from anysize.methods import FLANC, Client, FedAvg, FjORD, HeteroFL, Method, SubModel, Update
+from anysize.methods import FLANC, Client, FedAvg, FjORD, HeteroFL, Method, SHeteroFL, SplitMix, SubModel, Update
 from anysize.methods.base import checked, cut, paste, sub_model
 from anysize.methods.heterofl import HeteroFLState
 from anysize.methods.mean import StreamingMean
@@ -133,6 +133,8 @@ METHODS: dict[str, Method[Any]] = {
     "heterofl": HeteroFL(),
     "flanc": FLANC(),
     "fjord": FjORD(),
+    "sheterofl": SHeteroFL(),
+    "splitmix": SplitMix(),
 }
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
@@ -143,6 +145,10 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
     "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
+    "sheterofl unscaled": SHeteroFL(scaler=False),
+    "splitmix one after another": SplitMix(one_pass=False),
+    "splitmix rescaled": SplitMix(rescale_layer=True),
+    "splitmix of smaller bases": SplitMix(base_width=0.125),
 }
 FLEETS = [(0.25, 0.5), (1.0,), (0.5,), (0.25, 0.3, 0.75, 1.0)]
 TRICKS: list[dict[str, Any]] = [

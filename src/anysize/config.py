@@ -691,6 +691,8 @@ class TricksConfig(Table):
     """Which statistics batch-norm uses."""
     weighting: Literal["samples", "clients"] | None = None
     """Weigh an update by its number of samples, or every client alike."""
+    rescaled_init: bool | None = None
+    """Start narrower networks of their own with the full network's smaller weights."""
     proximal: NotNegative | None = None
     """The strength of the pull towards the received weights."""
     proximal_form: Literal["sum", "mean"] | None = None

@@ -157,7 +157,7 @@ def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[
 def _message(
     context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str
 ) -> SubModel:
-    message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed))
+    message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed, task))
     return replace(message, ticket=message.ticket | {"task": task})
 
 

@@ -26,6 +26,9 @@ class Tricks:
             running statistics, averaged with the weights; "calibrated": statistics of the batch in training, estimated
             afresh for tests; "local": norm layers never leave the client.
         weighting: a client's weight in an average, its number of samples or one.
+        rescaled_init: networks that are narrower than the full one start with parts of its weights, at the scale of the
+            full width (Split-Mix); without, at the scale that a network of their own width draws. Methods that start
+            from the full network alone are not changed by it.
         proximal: FedProx's mu; 0 is off.
         proximal_form: the squared distance as a "sum" over all entries (FedProx) or the sum of each tensor's "mean"
             (FedMAX's code).
@@ -36,6 +39,7 @@ class Tricks:
     classwise_head: bool = False
     batch_norm: Literal["batch", "tracked", "calibrated", "local"] = "tracked"
     weighting: Literal["samples", "clients"] = "samples"
+    rescaled_init: bool = True
     proximal: float = 0.0
     proximal_form: Literal["sum", "mean"] = "sum"
     server_momentum: float = 0.0

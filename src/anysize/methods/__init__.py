@@ -14,6 +14,8 @@ from anysize.methods.fedavg import FedAvg
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
+from anysize.methods.sheterofl import SHeteroFL
+from anysize.methods.splitmix import SplitMix
 
 __all__ = [
     "FLANC",
@@ -23,6 +25,8 @@ __all__ = [
     "HeteroFL",
     "Method",
     "ParameterGroup",
+    "SHeteroFL",
+    "SplitMix",
     "SubModel",
     "Update",
     "make",
@@ -35,6 +39,8 @@ _METHODS: dict[str, type[Method[Any]]] = {
     "fjord": FjORD,
     "flanc": FLANC,
     "heterofl": HeteroFL,
+    "sheterofl": SHeteroFL,
+    "splitmix": SplitMix,
 }
 _ENTRY_POINTS = "anysize.methods"
 

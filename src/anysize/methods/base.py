@@ -41,6 +41,8 @@ import torch
 from torch import Tensor, nn
 
 from anysize.context import Context, Size
+from anysize.elastic.axes import Kept
+from anysize.elastic.ensemble import scaled_to_own_width
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.elastic.slicing import scatter_, take
 from anysize.elastic.views import Nested
@@ -63,6 +65,7 @@ class Client:
         round: from 1.
         samples: how many samples it trains on.
         seed: of the run; random choices are derived from (seed, round, id, purpose).
+        task: what it will be asked to do: "train", "calibrate" or "evaluate".
     """
 
     id: int
@@ -71,6 +74,7 @@ class Client:
     round: int
     samples: int
     seed: int
+    task: str = "train"
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers for `purpose`, the same on every engine and after a resume."""
@@ -197,10 +201,27 @@ def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) ->
     return SubModel(tensors, ticket | more)
 
 
-def cut(context: Context, tensors: Mapping[str, Tensor], width: float) -> Tensors:
-    """The full network's tensors cut to `width`; parts of full tensors, sharing memory where they can."""
+def cut(context: Context, tensors: Mapping[str, Tensor], width: float | Kept) -> Tensors:
+    """The full network's tensors cut to `width`, or to the units that are kept."""
     kept = context.axes.kept(width)
     return {name: take(tensor, context.axes.index(name, kept)) for name, tensor in tensors.items()}
+
+
+def first_tensors(context: Context, width: float, kept: Kept | None = None) -> Tensors:
+    """What a network of its own of that width starts with: a part of the full one's start.
+
+    Without rescaled initialisation its layers are brought to the scale that a network of that width draws; a learned
+    start is taken as it is.
+
+    Args:
+        context: the server's.
+        width: of the network.
+        kept: which units are its part; by default the first of every group.
+    """
+    tensors = cut(context, context.start(), width if kept is None else kept)
+    if context.tricks.rescaled_init or context.pretrained:
+        return tensors
+    return scaled_to_own_width(tensors, context.skeleton(width), context.template)
 
 
 def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Tensor], width: float) -> Tensors:

@@ -70,6 +70,7 @@ from anysize.methods.base import (
     checked,
     class_weights,
     cut,
+    first_tensors,
     paste,
     sub_model,
     widths_up_to,
@@ -150,7 +151,7 @@ class FLANC(Method[FLANCState]):
         dense: dict[str, Tensors] = {}
         shared = set(self._shared(context))
         for width in _widths(context):
-            slices = cut(context, start, width)
+            slices = first_tensors(context, width)
             coefficients[_key(width)] = {
                 name: _first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
             }
