@@ -718,6 +718,8 @@ class EvaluationConfig(Table):
     """The server's test set, and/or each client's held-out share."""
     batch_size: Count = 500
     """Samples in a forward pass."""
+    by_domain: bool = False
+    """Test every data group (domain, writer) by itself: no batch mixes two, and each one's metric is kept."""
     calibration_clients: Count = 20
     """How many clients re-estimate batch-norm statistics."""
     clients: Count | None = None

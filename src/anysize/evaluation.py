@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.cost import trained
-from anysize.data import Part, SubsetPart
+from anysize.data import Part, SubsetPart, groups_of
 from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Engine
+from anysize.errors import DataError
 from anysize.local import measure, needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
 from anysize.rng import generator
+from anysize.tasks import Sums, add
 from anysize.wire import Json
 
 # The first pass normalises by each client's own batches, which differ from client to client; in the second all
@@ -54,16 +57,35 @@ def on_test(
     statistics: Mapping[str, Statistics],
     batch_size: int,
     sizes: Sequence[Size] | None = None,
+    by_domain: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """The metrics of every size on `part`."""
+    """The metrics of every size on `part`; by domain also that of each, as "metric/domain"."""
     # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
     shuffled = SubsetPart(part, torch.randperm(len(part), generator=generator("test order")))
+    parts = domains(shuffled) if by_domain else {"": shuffled}
     results: dict[str, dict[str, float]] = {}
     for size in sizes if sizes is not None else method.sizes(context):
         network = finished(context, method, state, size, statistics)
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        results[size.label] = context.task.metrics(measure(context, network, shuffled, batch_size))
+        sums = {name: measure(context, network, own, batch_size) for name, own in parts.items()}
+        total: Sums = {}
+        for own in sums.values():
+            add(total, own)
+        results[size.label] = context.task.metrics(total) | _of_domains(context, sums, by_domain)
     return results
+
+
+def domains(part: Part) -> dict[str, SubsetPart]:
+    """The samples of each data group (domain, writer), by its name."""
+    groups = groups_of(part)
+    if groups is None:
+        raise DataError("evaluation.by_domain = true, but the test data has no groups; set it to false")
+    return {str(name): SubsetPart(part, (groups == name).nonzero()[0]) for name in np.unique(groups)}
+
+
+def _of_domains(context: Context, sums: Mapping[str, Sums], by_domain: bool) -> dict[str, float]:
+    metric = context.task.metric
+    return {f"{metric}/{name}": context.task.metrics(own)[metric] for name, own in sums.items()} if by_domain else {}
 
 
 def calibrated(
@@ -113,9 +135,7 @@ def on_clients(
     count: int | None,
 ) -> list[Json]:
     """One row per client: its metrics on its own held-out share at the size that its device runs."""
-    ids = list(range(fleet.clients))
-    if count is not None and count < fleet.clients:
-        ids = sorted(_draws(fleet.clients, count, generator(context.seed, round, "evaluation"))[:count])
+    ids = _asked(context, fleet, round, count)
     groups = {client: fleet.group_of(client, round) for client in ids}
 
     def messages() -> Iterator[SubModel]:
@@ -131,6 +151,32 @@ def on_clients(
         row = {"round": round, "client": client, "group": groups[client].name, "size": update.label}
         rows.append(row | {"samples": update.ticket["samples"]} | context.task.metrics(update.ticket["sums"]))
     return rows
+
+
+def judged(
+    context: Context,
+    engine: Engine,
+    fleet: Fleet,
+    round: int,
+    count: int | None,
+    message: Callable[[Client], SubModel],
+) -> dict[str, float]:
+    """The metrics of the network that `message` gives each client, over the held-out samples of all, or of `count`."""
+    ids = _asked(context, fleet, round, count)
+    clients = [Client(c, i, context.sizes[0], round, 0, context.seed, "evaluate") for i, c in enumerate(ids)]
+    messages = (message(client) for client in clients)
+    asked = (replace(m, ticket=m.ticket | {"task": "evaluate"}) for m in messages)
+    total: Sums = {}
+    for update in engine.perform(asked):
+        add(total, update.ticket["sums"])
+    return context.task.metrics(total)
+
+
+def _asked(context: Context, fleet: Fleet, round: int, count: int | None) -> list[int]:
+    """The clients that are asked about their held-out data: all, or `count` drawn anew every round."""
+    if count is None or count >= fleet.clients:
+        return list(range(fleet.clients))
+    return sorted(_draws(fleet.clients, count, generator(context.seed, round, "evaluation"))[:count])
 
 
 def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[str, Json]:

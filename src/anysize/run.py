@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import CheckpointError, ConfigError, unknown
-from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
+from anysize.evaluation import by_group, calibrated, finished, judged, on_clients, on_test, untrained
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
 from anysize.local import batches, draw, needs_calibration
 from anysize.methods.base import Client, Update
@@ -176,7 +177,8 @@ class Run:
         with one_thread():
             statistics = {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
             batch = self.config.evaluation.batch_size
-            return on_test(context, method, self.state, test, statistics, batch, wanted)
+            apart = self.config.evaluation.by_domain
+            return on_test(context, method, self.state, test, statistics, batch, wanted, apart)
 
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
@@ -262,6 +264,8 @@ class _Runner:
         _check_engine(experiment.config.engine.name)
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
+        if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
+            raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
         if resume:
             self._check_resumable()
         else:
@@ -327,6 +331,9 @@ class _Runner:
         state, momentum = with_momentum(
             before.state, state, before.momentum, context.tricks.server_momentum, dict(context.template.named_buffers())
         )
+        if number == config.rounds:
+            limit = config.evaluation.clients
+            state = method.finish(context, state, partial(judged, context, engine, experiment.fleet, number, limit))
         before.kept.update(tally.kept)  # the same mapping that the engine reads from
         turns = before.turns | dict.fromkeys(tally.kept, number)
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
@@ -363,7 +370,8 @@ class _Runner:
         metric = context.task.metric
         if "test" in config.evaluation.on:
             test, batch = evaluation_part(experiment), config.evaluation.batch_size
-            metrics = on_test(context, method, current.state, test, used, batch)
+            apart = config.evaluation.by_domain
+            metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart)
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
         if "clients" in config.evaluation.on:
             sizes, limit = experiment.size_of_group, config.evaluation.clients

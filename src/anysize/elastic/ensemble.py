@@ -33,20 +33,20 @@ class Ensemble(nn.Module):
         super().__init__()
         self.bases = nn.ModuleList(bases)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return mean_output(self.bases, *inputs)
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_output(self.bases, x)
 
 
 class Networks(nn.ModuleDict):
     """Networks that are trained side by side, by name; asked together, they answer with the mean of their outputs."""
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return mean_output(self.values(), *inputs)
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_output(self.values(), x)
 
 
-def mean_output(networks: Iterable[nn.Module], *inputs: Tensor) -> Tensor:
+def mean_output(networks: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Split-Mix, Algorithm 1, line 11: F(x) = 1/K sum_i f(x; w_i)."""
-    outputs: list[Tensor] = [network(*inputs) for network in networks]
+    outputs: list[Tensor] = [network(x) for network in networks]
     return sum(outputs[1:], start=outputs[0]) / len(outputs)
 
 

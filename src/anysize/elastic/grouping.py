@@ -75,9 +75,12 @@ def grouped(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped |
 
 def stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of a grouped network: those of the networks, one below the other."""
-    return {
-        f"network.{name}": torch.cat([torch.atleast_1d(network[name]) for network in networks]) for name in networks[0]
-    }
+    return {f"network.{name}": torch.cat([_row(network[name]) for network in networks]) for name in networks[0]}
+
+
+def _row(tensor: Tensor) -> Tensor:
+    """The tensor with an axis along which it can stand below another; a counter has none."""
+    return tensor if tensor.dim() else tensor[None]
 
 
 def unstacked(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], count: int) -> list[dict[str, Tensor]]:

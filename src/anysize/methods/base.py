@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -126,6 +126,10 @@ class ParameterGroup:
     decay: float = 1.0
 
 
+Judge = Callable[[Callable[[Client], SubModel]], Mapping[str, float]]
+"""Takes what each client is to receive, and gives the metrics over all clients' held-out samples."""
+
+
 class Method(ABC, Generic[State]):
     """A way to train one model across devices of every size.
 
@@ -143,6 +147,11 @@ class Method(ABC, Generic[State]):
     exceptions: ClassVar[Mapping[str, str]] = {}
     needs_all_updates: ClassVar[bool] = False
     reusable: ClassVar[bool] = True
+
+    @property
+    def needs_held_out(self) -> bool:
+        """Whether `finish` asks clients about their held-out data."""
+        return False
 
     @abstractmethod
     def sizes(self, context: Context) -> Sequence[Size]:
@@ -179,6 +188,10 @@ class Method(ABC, Generic[State]):
     @abstractmethod
     def customize(self, context: Context, state: State, size: Size) -> nn.Module:
         """An ordinary network of that size."""
+
+    def finish(self, context: Context, state: State, judge: Judge) -> State:
+        """The state after the last round, which may follow what clients say on held-out data; by default as it is."""
+        return state
 
     def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
         """Arrays for the report; by default none."""

@@ -29,7 +29,8 @@ they go through in one pass where `elastic.grouping` can and where it is faster,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -44,6 +45,7 @@ from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
 from anysize.methods.base import (
     Client,
+    Judge,
     Method,
     ParameterGroup,
     SubModel,
@@ -142,7 +144,10 @@ class SplitMix(Method[SplitMixState]):
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         chosen, base = sub_model.ticket["bases"], context.skeleton(self._width(context))
-        together = self._together(context, len(chosen)) if sub_model.ticket.get("task") == "train" else ""
+        # What is only counted stays apart: torch counts a grouped convolution's weight gradient as an ungrouped one's.
+        counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
+        trains = sub_model.ticket.get("task") == "train" and not counted
+        together = self._together(context, len(chosen)) if trains else ""
         if isinstance(together, Grouped):
             module = fill(together, stacked([_part(sub_model.tensors, i) for i in chosen]))
         else:
@@ -196,6 +201,24 @@ class SplitMix(Method[SplitMixState]):
                 "of them are all"
             )
         return mixed([fill(context.skeleton(width), state.bases[str(i)]) for i in state.order[:count]])
+
+    @property
+    def needs_held_out(self) -> bool:
+        return self.sort_bases
+
+    def finish(self, context: Context, state: SplitMixState, judge: Judge) -> SplitMixState:
+        """Algorithm 1, line 9: the best base on the clients' held-out data is mixed first."""
+        if not self.sort_bases:
+            return state
+        task = context.task
+
+        def message(base: int, client: Client) -> SubModel:
+            tensors = {f"{base}.{name}": tensor for name, tensor in state.bases[str(base)].items()}
+            return sub_model(client, tensors, width=self._width(context), bases=[base])
+
+        found = {base: judge(partial(message, base))[task.metric] for base in range(len(state.bases))}
+        order = sorted(found, key=lambda base: (-found[base] if task.higher_is_better else found[base], base))
+        return replace(state, order=order)
 
     def notices(self, context: Context) -> list[str]:
         notes = []
