@@ -15,11 +15,13 @@ from torch import Tensor, nn
 import anysize as az
 from anysize.context import Size
 from anysize.customize import export
+from anysize.data import TensorPart
 from anysize.elastic.ensemble import Ensemble, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, stacked
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.engines.inprocess import one_thread
-from anysize.errors import ConfigError, MethodError
+from anysize.errors import ConfigError, DataError, MethodError
+from anysize.evaluation import on_test
 from anysize.local import perform
 from anysize.methods import Client, FedAvg, SplitMix
 from anysize.methods.splitmix import SplitMixState, sampled_bases
@@ -333,3 +335,26 @@ def test_costs_grow_by_whole_bases(finished: az.Run) -> None:
 def test_mixing_one_network_gives_that_network() -> None:
     net = network()
     assert mixed([net]) is net
+
+
+# Domains
+
+
+def test_domains_are_tested_apart_and_together() -> None:
+    data = az.Data(
+        train=(torch.rand(8, 4), torch.arange(8) % 2),
+        test=TensorPart(torch.rand(40, 4), torch.arange(40) % 2, ["a"] * 10 + ["b"] * 30),
+    )
+    made = az.Experiment(data=data, clients=4, model=perceptron_for_rows(), method=SplitMix())
+    context, state = made.context, SplitMix().init(made.context)
+    assert data.test is not None
+    apart = on_test(context, SplitMix(), state, data.test, {}, 500, by_domain=True)["1.0"]
+    whole = on_test(context, SplitMix(), state, data.test, {}, 500)["1.0"]
+    assert apart["accuracy"] == pytest.approx((10 * apart["accuracy/a"] + 30 * apart["accuracy/b"]) / 40)
+    assert apart["accuracy"] == pytest.approx(whole["accuracy"])
+    with pytest.raises(DataError, match="has no groups"):
+        on_test(context, SplitMix(), state, data.train, {}, 500, by_domain=True)
+
+
+def perceptron_for_rows() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -15,6 +15,7 @@ When it pays is a fixed rule on shapes, `pays`, read off `benchmarks/splitmix_gr
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -32,6 +33,8 @@ RULES: dict[type[nn.Module], Rule] = {}
 R = TypeVar("R", bound=Rule)
 
 _TOLERANCE = 1e-3
+_WIDE_LAYER = 32  # outputs of one network from which groups never lost to separate convolutions
+_SMALL_INPUT = 12_000  # numbers per sample, all networks together, up to which they did not lose either
 
 
 class Grouped(nn.Module):
@@ -151,8 +154,17 @@ class GroupedConv2d(nn.Conv2d):
 
 
 def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
-    """Whether convolutions in groups are faster than one after another."""
-    return True
+    """Whether convolutions in groups are faster than one after another.
+
+    Args:
+        weight: the shape of all the weights, (count * outputs, inputs, ...).
+        x: the shape of the inputs side by side, (samples, count * inputs, height, width).
+        count: how many networks there are.
+
+    >>> pays((64, 8, 3, 3), (32, 64, 8, 8), 8), pays((64, 8, 3, 3), (32, 64, 32, 32), 8)
+    (True, False)
+    """
+    return weight[0] // count >= _WIDE_LAYER or math.prod(x[1:]) <= _SMALL_INPUT
 
 
 @rule(nn.Linear)
