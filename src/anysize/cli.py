@@ -166,17 +166,28 @@ def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
 @app.command()
 def customize(
     directory: Directory,
-    to: Annotated[Path, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)
+    ] = None,
     size: Annotated[str | None, typer.Option("--size", help="A trained size's label, or any width.")] = None,
     budget: Annotated[
         list[str] | None, typer.Option("--budget", metavar="UNIT=AMOUNT", help="inference_bytes=4e6, macs=...")
     ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="net.anysize: all sizes in one file for anysize.runtime.")
+    ] = None,
 ) -> None:
-    """Cut a run's model to a size and write it as a file."""
+    """Cut a run's model to a size and write it as a file, or write all sizes as one."""
     import anysize as az
     from anysize.customize import check_path
     from anysize.customize import export as write
 
+    if (to is None) == (bundle is None):
+        raise click.UsageError("give --to or --bundle, one of the two")
+    if bundle is not None:
+        _bundle(az.load(directory), bundle, size, budget)
+        return
+    assert to is not None
     if (size is None) == (not budget):
         raise click.UsageError("give --size or --budget, one of the two")
     check_path(to)
@@ -195,6 +206,15 @@ def customize(
 
 
 app.command("export", hidden=True)(customize)
+
+
+def _bundle(made: Run, path: Path, size: str | None, budget: Sequence[str] | None) -> None:
+    if size is not None or budget:
+        raise click.UsageError("--bundle writes every trained size; leave out --size and --budget")
+    done = made.bundle(path)
+    labels = ", ".join(trained.label for trained in made.sizes)
+    _say(f"{done.path}: sizes {labels}, {_bytes(done.size_bytes)}; on a device: anysize.runtime.load('{path.name}')")
+    _say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
 
 
 @app.command()

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -39,6 +39,9 @@ from anysize.report import read_events
 from anysize.rng import generator
 from anysize.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
+
+if TYPE_CHECKING:
+    from anysize.customize import Exported
 
 _MAY_CHANGE = ("rounds", "evaluate_every", "engine", "evaluation")
 _HISTOGRAM_CLIENTS = 200
@@ -148,6 +151,25 @@ class Run:
         context, method = self.experiment.context, self.experiment.method
         with one_thread():
             return finished(context, method, self.state, chosen, self._statistics([chosen]))
+
+    def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
+        """Writes several sizes, by default all that were trained, as one file for `anysize.runtime`."""
+        from anysize.bundle import Entry, write_bundle
+
+        context, method = self.experiment.context, self.experiment.method
+        chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        entries = [
+            Entry(
+                label=size.label,
+                width=size.width,
+                networks={None: self.customize(size.label)},
+                products=method.products(context, self.state, size),
+            )
+            for size in sorted(chosen, key=lambda size: size.width)
+        ]
+        about = {"run": self.config.name, "method": self.config.method.name, "round": self.round}
+        with one_thread():
+            return write_bundle(entries, path, self.experiment.signature, context.axes, about)
 
     def fitting(self, budget: Budget) -> Size:
         """The largest trained size that fits a budget."""

@@ -193,6 +193,13 @@ class Method(ABC, Generic[State]):
         """The state after the last round, which may follow what clients say on held-out data; by default as it is."""
         return state
 
+    def products(self, context: Context, state: State, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Weights of the customised network that are smaller as (coefficients, basis): a bundle stores them so.
+
+        By default none; `elastic.basis.compose` says what they make.
+        """
+        return {}
+
     def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
         """Arrays for the report; by default none."""
         return {}

@@ -237,6 +237,10 @@ class FLANC(Method[FLANCState]):
         full = paste(context, blank, composed_tensors(state, _key(largest)), largest)
         return fill(context.skeleton(size.width), cut(context, full, size.width))
 
+    def products(self, context: Context, state: FLANCState, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
+        coefficients = state.coefficients.get(_key(size.width), {})
+        return {name: (own, state.basis[name]) for name, own in coefficients.items()}
+
     def describe(self, context: Context, state: FLANCState) -> Mapping[str, Tensor]:
         return {f"gram/{name}": gram(basis) for name, basis in state.basis.items()}
 
