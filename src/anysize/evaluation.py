@@ -11,16 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anysize.attacks import Attack, pgd, strongest
+from anysize.config import EvaluationConfig
 from anysize.context import Context, Size
 from anysize.cost import trained
 from anysize.data import Part, SubsetPart, groups_of
 from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Engine
-from anysize.errors import DataError
+from anysize.errors import ConfigError, DataError
 from anysize.local import measure, needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
-from anysize.rng import generator
+from anysize.objectives import Batch
+from anysize.rng import derive, generator
 from anysize.tasks import Sums, add
 from anysize.wire import Json
 
@@ -35,7 +38,7 @@ def finished(
 ) -> nn.Module:
     """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
     network = method.customize(context, state, size)
-    if size.label in statistics:
+    if size.label in statistics and method.levels(context) is None:
         attach(network, statistics[size.label])
     return network.eval()
 
@@ -60,9 +63,8 @@ def on_test(
     by_domain: bool = False,
 ) -> dict[str, dict[str, float]]:
     """The metrics of every size on `part`; by domain also that of each, as "metric/domain"."""
-    # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
-    shuffled = SubsetPart(part, torch.randperm(len(part), generator=generator("test order")))
-    parts = domains(shuffled) if by_domain else {"": shuffled}
+    whole = shuffled(part)
+    parts = domains(whole) if by_domain else {"": whole}
     results: dict[str, dict[str, float]] = {}
     for size in sizes if sizes is not None else method.sizes(context):
         network = finished(context, method, state, size, statistics)
@@ -86,6 +88,61 @@ def domains(part: Part) -> dict[str, SubsetPart]:
 def _of_domains(context: Context, sums: Mapping[str, Sums], by_domain: bool) -> dict[str, float]:
     metric = context.task.metric
     return {f"{metric}/{name}": context.task.metrics(own)[metric] for name, own in sums.items()} if by_domain else {}
+
+
+def shuffled(part: Part, count: int | None = None) -> SubsetPart:
+    """All samples, or the first `count`, in a fixed random order.
+
+    Networks that normalise by the batch would see single classes in a sorted test set.
+    """
+    return SubsetPart(part, torch.randperm(len(part), generator=generator("test order"))[:count])
+
+
+def under_attack(
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    part: Part,
+    statistics: Mapping[str, Statistics],
+    options: EvaluationConfig,
+    sizes: Sequence[Size] | None = None,
+) -> dict[str, list[Json]]:
+    """Per size, one entry for every level of robustness: the metric on clean samples and on the same under attack."""
+    some, metric = shuffled(part, options.attack_samples), context.task.metric
+    found: dict[str, list[Json]] = {}
+    for size in sizes if sizes is not None else method.sizes(context):
+        found[size.label] = []
+        for level in levels_of(context, method, size, options):
+            network = finished(context, method, state, replace(size, robustness=level), statistics)
+            network = network.to(memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
+            change = attacker(context, network, options)
+            clean = context.task.metrics(measure(context, network, some, options.batch_size))
+            attacked = context.task.metrics(measure(context, network, some, options.batch_size, change))
+            found[size.label].append({"robustness": level, "standard": clean[metric], "robust": attacked[metric]})
+    return found
+
+
+def levels_of(context: Context, method: Method[Any], size: Size, options: EvaluationConfig) -> list[float | None]:
+    """The levels of robustness to measure: those asked for, as far as the method has them; None for no choice."""
+    levels = method.levels(context)
+    if levels is None:
+        return [None]
+    if size.robustness is not None:
+        return [size.robustness]
+    wanted = [value for value in options.robustness if levels.allows(value)]
+    return list(wanted if levels.mixes else levels.values)
+
+
+def attacker(context: Context, network: nn.Module, options: EvaluationConfig) -> Callable[[Batch], Tensor]:
+    """The chosen attack on the network."""
+    attack = Attack(options.attack_epsilon, options.attack_step, options.attack_steps)
+    if options.attack == "auto":
+        if context.classes is None or context.task.class_axis not in (1, -1):
+            raise ConfigError('evaluation.attack = "auto" needs a task that gives each sample one class; use "pgd"')
+        classes = context.classes
+        return lambda batch: strongest(network, batch.x, batch.y, attack, classes, derive("attack"))
+    random, task = generator("attack"), context.task
+    return lambda batch: pgd(network, batch.x, lambda x: task.loss(network(x), batch.y), attack, random)
 
 
 def calibrated(

@@ -7,7 +7,7 @@ one message shape only. What happens depends on the message and the data alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,7 +75,7 @@ def train(
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
     received = as_received(module, sub_model, own)
     classes = held_classes(context, share.train)
-    objective = make_objective(context.task, tricks, classes)
+    objective = make_objective(context.task, tricks, classes, generator(*_names(sub_model), "attack"))
     distillation = make_distillation(context.task, tricks, classes)
     changes = generator(*_names(sub_model), "augment")
     choices = generator(*_names(sub_model), "step")
@@ -159,14 +159,21 @@ def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
     return replace(sub_model, tensors={**sub_model.tensors, **named})
 
 
-def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _EVALUATION_BATCH) -> Sums:
-    """Sums and counts of the task's metrics of `module` over all of `part`."""
+def measure(
+    context: Context,
+    module: nn.Module,
+    part: Part,
+    batch_size: int = _EVALUATION_BATCH,
+    change: Callable[[Batch], Tensor] | None = None,
+) -> Sums:
+    """Sums and counts of the task's metrics of `module` over all of `part`, its inputs changed if asked."""
     sums: Sums = {}
     module.eval()
-    with torch.no_grad():
-        for index in batches(torch.arange(len(part)), batch_size):
-            batch = draw(part, index)
-            add(sums, context.task.sums(module(batch.x), batch.y))
+    for index in batches(torch.arange(len(part)), batch_size):
+        batch = draw(part, index)
+        x = batch.x if change is None else change(batch)
+        with torch.no_grad():
+            add(sums, context.task.sums(module(x), batch.y))
     return sums
 
 

@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
+from anysize.context import Context, Levels, Size
 from anysize.elastic.axes import Kept
 from anysize.elastic.ensemble import scaled_to_own_width
 from anysize.elastic.skeleton import fill, tensors_of
@@ -192,6 +192,13 @@ class Method(ABC, Generic[State]):
     def finish(self, context: Context, state: State, judge: Judge) -> State:
         """The state after the last round, which may follow what clients say on held-out data; by default as it is."""
         return state
+
+    def levels(self, context: Context) -> Levels | None:
+        """The robustness that a customised network can have; by default there is no choice.
+
+        Where there is one, `customize` gives networks with fixed statistics.
+        """
+        return None
 
     def products(self, context: Context, state: State, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
         """Weights of the customised network that are smaller as (coefficients, basis): a bundle stores them so.

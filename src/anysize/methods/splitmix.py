@@ -13,7 +13,8 @@ Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand an
 
 Equation index: Algorithm 1 -> `SplitMix`; its line 7 and 8, the mean of each base over the clients that trained it ->
 `SplitMix.aggregate`; line 9, sorting by validation accuracy -> `SplitMix.finish`; line 11, the mean of logits ->
-`elastic.ensemble.mean_output`; Algorithm 2 -> `sampled_bases`; Algorithm 3 -> `SplitMix.loss`. Rescaled initialisation
+`elastic.ensemble.mean_output`; Algorithm 2 -> `sampled_bases`; Algorithm 3 -> `SplitMix.loss`;
+Eq. (1) and Algorithm 4 -> `objectives.adversarial`; Eq. (2) -> `elastic.norm.mixed_norms`. Rescaled initialisation
 (section 4.2) -> [tricks] rescaled_init.
 
 Departures: the paper's line 8 divides by zero for a base that nobody trained; here it keeps its value, as in the
@@ -36,10 +37,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
+from anysize.context import Context, Levels, Size
 from anysize.elastic.ensemble import Networks, bases_within, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, stacked, unstacked
-from anysize.elastic.norm import batch_norms
+from anysize.elastic.norm import Dual, batch_norms, dual_tensors, mixed_norms
 from anysize.elastic.scaling import Scaler, narrowed_layers
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
@@ -107,12 +108,15 @@ class SplitMix(Method[SplitMixState]):
             data.validation.
         rescale_layer: in training, divide the outputs of narrowed layers by r.
         one_pass: train a client's bases in one pass where that is possible and faster.
+        dual_norm: every batch-norm twice, for clean inputs and for inputs under attack, mixed when a network is
+            customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked".
     """
 
     base_width: float = 0.0
     sort_bases: bool = False
     rescale_layer: bool = False
     one_pass: bool = True
+    dual_norm: bool = False
 
     summary = "narrow base networks trained everywhere, mixed on demand (Hong et al. 2022)"
     paper = Tricks(masked_loss=True, batch_norm="batch")
@@ -127,10 +131,13 @@ class SplitMix(Method[SplitMixState]):
         return context.sizes
 
     def init(self, context: Context) -> SplitMixState:
+        self._check_dual(context)
         width, count = self._width(context), self._count(context)
         self._fitting(context, context.sizes[0])
         parts = split(context.axes, width, count)
         bases = {str(i): first_tensors(context, width, kept) for i, kept in enumerate(parts)}
+        if self.dual_norm:
+            bases = {name: dual_tensors(own, context.skeleton(width)) for name, own in bases.items()}
         return SplitMixState(bases, 0, list(range(count)))
 
     def extract(self, context: Context, state: SplitMixState, client: Client) -> SubModel:
@@ -144,16 +151,21 @@ class SplitMix(Method[SplitMixState]):
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         chosen, base = sub_model.ticket["bases"], context.skeleton(self._width(context))
+        parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
+        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+            return Networks({name: self._network(context, own, None) for name, own in parts.items()})
         # What is only counted stays apart: torch counts a grouped convolution's weight gradient as an ungrouped one's.
         counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
         trains = sub_model.ticket.get("task") == "train" and not counted
         together = self._together(context, len(chosen)) if trains else ""
         if isinstance(together, Grouped):
-            module = fill(together, stacked([_part(sub_model.tensors, i) for i in chosen]))
+            module = fill(together, stacked(list(parts.values())))
         else:
-            module = Networks({str(i): fill(base, _part(sub_model.tensors, i)) for i in chosen})
+            structure = Dual(base) if self.dual_norm else base
+            module = Networks({name: fill(structure, own) for name, own in parts.items()})
         if self.rescale_layer and self._width(context) < 1:
-            names = [name for name, _ in narrowed_layers(context.axes, base, before_norms=True)]
+            within = "network." if self.dual_norm else ""
+            names = [f"{within}{name}" for name, _ in narrowed_layers(context.axes, base, before_norms=True)]
             for layer in (network.get_submodule(name) for network in module.children() for name in names):
                 layer.register_forward_hook(Scaler(self._width(context), in_training_only=True))
         return module
@@ -182,7 +194,8 @@ class SplitMix(Method[SplitMixState]):
 
     def aggregate(self, context: Context, state: SplitMixState, updates: Iterable[Update]) -> SplitMixState:
         """Algorithm 1, lines 7 and 8; a base that nobody trained keeps its value."""
-        means = {name: StreamingMean(tensors, context.axes.head) for name, tensors in state.bases.items()}
+        head = {f"network.{name}" if self.dual_norm else name: axis for name, axis in context.axes.head.items()}
+        means = {name: StreamingMean(tensors, head) for name, tensors in state.bases.items()}
         served = state.served
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
@@ -200,7 +213,10 @@ class SplitMix(Method[SplitMixState]):
                 f"splitmix: width {size.width:g} was asked for; the bases have width {width:g}, and {len(state.bases)} "
                 "of them are all"
             )
-        return mixed([fill(context.skeleton(width), state.bases[str(i)]) for i in state.order[:count]])
+        return mixed([self._network(context, state.bases[str(i)], size.robustness) for i in state.order[:count]])
+
+    def levels(self, context: Context) -> Levels | None:
+        return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
 
     @property
     def needs_held_out(self) -> bool:
@@ -232,6 +248,32 @@ class SplitMix(Method[SplitMixState]):
                 "tracked in training, the finished network is not the one that was trained (Table 4: about 10 %)"
             )
         return notes
+
+    def _network(self, context: Context, tensors: Mapping[str, Tensor], level: float | None) -> nn.Module:
+        """A base as an ordinary network, by Eq. (2) at a level of robustness where it has two batch-norms for one."""
+        base = context.skeleton(self._width(context))
+        if not self.dual_norm:
+            return fill(base, tensors)
+        dual = fill(Dual(base), tensors)
+        assert isinstance(dual, Dual)
+        return mixed_norms(dual, level or 0.0)
+
+    def _check_dual(self, context: Context) -> None:
+        tricks = context.tricks
+        if not self.dual_norm:
+            return
+        problems = [
+            problem
+            for wrong, problem in (
+                (not batch_norms(context.template), "the model has no batch-norm"),
+                (not 0 < tricks.adversarial < 1, "set tricks.adversarial between 0 and 1, 0.5 as in the paper"),
+                (tricks.batch_norm != "tracked", f'tricks.batch_norm = "{tricks.batch_norm}"; set it to "tracked"'),
+                (tricks.server_momentum > 0, "tricks.server_momentum would move statistics; leave it out"),
+            )
+            if wrong
+        ]
+        if problems:
+            raise MethodError("splitmix: dual_norm: " + "; ".join(problems))
 
     def _width(self, context: Context) -> float:
         return self.base_width or context.sizes[0].width
