@@ -12,7 +12,21 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
-from anysize.methods import FLANC, Client, FedAvg, FedHM, FjORD, HeteroFL, Method, OrigDrop, PriSM, SubModel, Update
+from anysize.methods import (
+    FLANC,
+    Client,
+    FedAvg,
+    FedHM,
+    FjORD,
+    HeteroFL,
+    Method,
+    OrigDrop,
+    PriSM,
+    SHeteroFL,
+    SplitMix,
+    SubModel,
+    Update,
+)
 from anysize.methods.base import checked, cut, paste, sub_model
 from anysize.methods.heterofl import HeteroFLState
 from anysize.methods.mean import StreamingMean
@@ -136,6 +150,8 @@ METHODS: dict[str, Method[Any]] = {
     "fedhm": FedHM(),
     "origdrop": OrigDrop(),
     "fjord": FjORD(),
+    "sheterofl": SHeteroFL(),
+    "splitmix": SplitMix(),
 }
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
@@ -153,6 +169,10 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc mixed": FLANC(execution="mix"),
     "flanc shared": FLANC(share_dense=True, start="nested", basis_rate=0.25, coefficients_rate=2.0),
     "flanc products": FLANC(average="products", orthogonality=0.0),
+    "sheterofl unscaled": SHeteroFL(scaler=False),
+    "splitmix one after another": SplitMix(one_pass=False),
+    "splitmix rescaled": SplitMix(rescale_layer=True),
+    "splitmix of smaller bases": SplitMix(base_width=0.125),
 }
 FLEETS = [(0.25, 0.5), (1.0,), (0.5,), (0.25, 0.3, 0.75, 1.0)]
 TRICKS: list[dict[str, Any]] = [

@@ -28,11 +28,38 @@ class Size:
 
     width: float
     name: str = ""
+    robustness: float | None = None
+    """Between 0 (accurate) and 1 (robust), where a method offers a choice; None for its default. Not in the label."""
 
     @property
     def label(self) -> str:
         """The capacity as given, or the device group's name."""
         return self.name or repr(float(self.width))
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The robustness that a customised network can have.
+
+    Attributes:
+        values: ascending; the first is the default.
+        mixes: whether everything between two values is allowed too, every tensor lying between theirs.
+
+    >>> Levels((0.0, 1.0), mixes=True).allows(0.3), Levels((0.0, 1.0)).allows(0.3)
+    (True, False)
+    """
+
+    values: tuple[float, ...]
+    mixes: bool = False
+
+    def allows(self, value: float) -> bool:
+        """Whether a network can have it."""
+        return self.values[0] <= value <= self.values[-1] if self.mixes else value in self.values
+
+    def __str__(self) -> str:
+        if self.mixes:
+            return f"{self.values[0]:g} to {self.values[-1]:g}"
+        return ", ".join(f"{value:g}" for value in self.values)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def finished(
 ) -> nn.Module:
     """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
     network = method.customize(context, state, size)
-    if size.label in statistics:
+    if size.label in statistics and method.levels(context) is None:
         attach(network, statistics[size.label])
     return network.eval()
 

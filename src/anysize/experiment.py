@@ -357,6 +357,8 @@ class Experiment:
 
     def context_for(self, sizes: tuple[Size, ...]) -> Context:
         """The context of a fleet that trains `sizes`."""
+        if self.signature.tokens and self.config.tricks.adversarial:
+            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; leave it out")
         return Context(
             template=self._template[0],
             axes=self.axes,

@@ -7,7 +7,7 @@ one message shape only. What happens depends on the message and the data alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -80,7 +80,7 @@ def train(
     received = as_received(context, module, sub_model, own)
     classes = held_classes(context, share.train)
     held = None if classes is None else classes.to(context.device)
-    objective = make_objective(context.task, tricks, held)
+    objective = make_objective(context.task, tricks, held, generator(*_names(sub_model), "attack"))
     distillation = make_distillation(context.task, tricks, held)
     choices = generator(*_names(sub_model), "step")
     loss_sum, seen = torch.zeros((), device=context.device), 0
@@ -166,20 +166,34 @@ def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
     return replace(sub_model, tensors={**sub_model.tensors, **named})
 
 
-def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _EVALUATION_BATCH) -> Sums:
-    """Sums and counts of the task's metrics of `module` over all of `part`."""
-    return measured(context, module.eval(), part, batches(torch.arange(len(part)), batch_size))
+def measure(
+    context: Context,
+    module: nn.Module,
+    part: Part,
+    batch_size: int = _EVALUATION_BATCH,
+    change: Callable[[Batch], Tensor] | None = None,
+) -> Sums:
+    """Sums and counts of the task's metrics of `module` over all of `part`, its inputs changed if asked."""
+    return measured(context, module.eval(), part, batches(torch.arange(len(part)), batch_size), change)
 
 
-def measured(context: Context, module: nn.Module, part: Part, indices: Sequence[Tensor]) -> Sums:
+def measured(
+    context: Context,
+    module: nn.Module,
+    part: Part,
+    indices: Sequence[Tensor],
+    change: Callable[[Batch], Tensor] | None = None,
+) -> Sums:
     """Sums and counts of the task's metrics of `module`, on the context's device, over these batches of `part`."""
     sums: Sums = {}
-    with torch.no_grad():
-        for index in indices:
-            batch = draw(part, index)
-            output = module(batch.x.to(context.device)).cpu()
-            judged = min(len(index), len(part))  # a single sample stands twice in its batch, and is judged once
-            add(sums, context.task.sums(output[:judged], batch.y[:judged]))
+    for index in indices:
+        batch = draw(part, index)
+        there = Batch(batch.x.to(context.device), batch.y.to(context.device))
+        x = there.x if change is None else change(there)
+        with torch.no_grad():
+            output = module(x).cpu()
+        judged = min(len(index), len(part))  # a single sample stands twice in its batch, and is judged once
+        add(sums, context.task.sums(output[:judged], batch.y[:judged]))
     return sums
 
 

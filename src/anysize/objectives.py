@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anysize.attacks import Attack, pgd
+from anysize.elastic.norm import noisy
 from anysize.tasks import Task
 
 
@@ -26,19 +28,32 @@ class Tricks:
             running statistics, averaged with the weights; "calibrated": statistics of the batch in training, estimated
             afresh for tests; "local": norm layers never leave the client.
         weighting: a client's weight in an average, its number of samples or one.
+        rescaled_init: networks that are narrower than the full one start with parts of its weights, at the scale of the
+            full width (Split-Mix); without, at the scale that a network of their own width draws. Methods that start
+            from the full network alone are not changed by it.
         proximal: FedProx's mu; 0 is off.
         proximal_form: the squared distance as a "sum" over all entries (FedProx) or the sum of each tensor's "mean"
             (FedMAX's code).
         server_momentum: momentum of the server's step; 0 is off.
+        adversarial: weight of the loss on inputs under attack, the rest is that on clean ones (Split-Mix, Eq. 1); 0 is
+            off.
+        attack_epsilon: how far the attack may move any entry of an input.
+        attack_step: how far one of its steps moves it.
+        attack_steps: how many there are.
     """
 
     masked_loss: bool = False
     classwise_head: bool = False
     batch_norm: Literal["batch", "tracked", "calibrated", "local"] = "tracked"
     weighting: Literal["samples", "clients"] = "samples"
+    rescaled_init: bool = True
     proximal: float = 0.0
     proximal_form: Literal["sum", "mean"] = "sum"
     server_momentum: float = 0.0
+    adversarial: float = 0.0
+    attack_epsilon: float = 8 / 255
+    attack_step: float = 2 / 255
+    attack_steps: int = 7
 
     def chosen(self, options: Mapping[str, Any]) -> Tricks:
         """These tricks with those of `options` that are not None in their place."""
@@ -79,18 +94,43 @@ class Step:
         return int(torch.randint(count, (), generator=self.generator))
 
 
-def make_objective(task: Task, tricks: Tricks, classes: Tensor | None) -> Callable[[nn.Module, Batch], Tensor]:
-    """The loss of one pass: the task's, masked to the client's classes if asked.
+def make_objective(
+    task: Task, tricks: Tricks, classes: Tensor | None, random: torch.Generator | None = None
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """The loss of one pass: the task's, masked to the client's classes if asked, under attack if asked.
 
     Args:
         task: what is learned.
         tricks: the chosen ones.
         classes: a boolean per class, those that the client holds; None where the task has no classes.
+        random: for the attack.
     """
     seen = _mask(task, tricks, classes)
 
-    def objective(module: nn.Module, batch: Batch) -> Tensor:
+    def clean(module: nn.Module, batch: Batch) -> Tensor:
         return task.loss(seen(module(batch.x)), batch.y)
+
+    if tricks.adversarial == 0:
+        return clean
+    return adversarial(clean, tricks, random or torch.Generator())
+
+
+def adversarial(
+    clean: Callable[[nn.Module, Batch], Tensor], tricks: Tricks, random: torch.Generator
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """Split-Mix, Eq. (1): (1 - lambda_n) L(f(x), y) + lambda_n max L(f(x + delta), y).
+
+    Of a network with dual batch-norm the second term goes through the noised branch: that is Algorithm 4.
+    """
+    attack = Attack(tricks.attack_epsilon, tricks.attack_step, tricks.attack_steps)
+    weight = tricks.adversarial
+
+    def objective(module: nn.Module, batch: Batch) -> Tensor:
+        branch = noisy(module)
+        # The attack comes first: its memory is free again when the passes that are learned from begin.
+        changed = pgd(branch, batch.x, lambda x: clean(branch, Batch(x, batch.y)), attack, random)
+        loss = weight * clean(branch, Batch(changed, batch.y))
+        return loss if weight == 1 else loss + (1 - weight) * clean(module, batch)
 
     return objective
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.data import Data
+from anysize.elastic.ensemble import Ensemble
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import tensors_of
 from anysize.engines.inprocess import one_thread
@@ -65,9 +66,9 @@ class Trial:
         return Client(position, position, size, 1, self.experiment.shares.samples(position), self.context.seed)
 
     def extract(self, client: Client) -> SubModel:
-        """What the client receives, ready for training."""
+        """What the client receives, ready for its task."""
         message = self.method.extract(self.context, self.state, client)
-        return replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+        return replace(message, ticket=message.ticket | {"task": client.task, "rate": 0.05})
 
     def clients(self) -> list[Client]:
         """One client of each size, and one more of the smallest."""
@@ -265,9 +266,9 @@ def misfits_are_refused(trial: Trial) -> str | None:
 
 
 def customised_is_ordinary(trial: Trial) -> str | None:
-    """A customised network of any size consists of the model's own layer types, has no hooks, and runs."""
+    """A customised network of any size consists of the model's own layer types, or is a mean of such; and it runs."""
     x = torch.rand(3, 1, 8, 8, generator=generator("customised_is_ordinary"))
-    allowed = {type(child) for child in trial.experiment.model.modules()}
+    allowed = {type(child) for child in trial.experiment.model.modules()} | {Ensemble, nn.ModuleList}
     for size in trial.method.sizes(trial.context):
         network = trial.method.customize(trial.context, trial.state, size).eval()
         strange = {type(child) for child in network.modules()} - allowed

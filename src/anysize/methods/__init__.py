@@ -17,6 +17,8 @@ from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
 from anysize.methods.origdrop import OrigDrop
 from anysize.methods.prism import PriSM
+from anysize.methods.sheterofl import SHeteroFL
+from anysize.methods.splitmix import SplitMix
 
 __all__ = [
     "FLANC",
@@ -29,6 +31,8 @@ __all__ = [
     "OrigDrop",
     "ParameterGroup",
     "PriSM",
+    "SHeteroFL",
+    "SplitMix",
     "SubModel",
     "Update",
     "make",
@@ -39,11 +43,13 @@ __all__ = [
 _METHODS: dict[str, type[Method[Any]]] = {
     "fedavg": FedAvg,
     "fedhm": FedHM,
+    "fjord": FjORD,
     "flanc": FLANC,
     "heterofl": HeteroFL,
     "origdrop": OrigDrop,
     "prism": PriSM,
-    "fjord": FjORD,
+    "sheterofl": SHeteroFL,
+    "splitmix": SplitMix,
 }
 _ENTRY_POINTS = "anysize.methods"
 

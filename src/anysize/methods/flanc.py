@@ -78,6 +78,7 @@ from anysize.methods.base import (
     checked,
     class_weights,
     cut,
+    first_tensors,
     inner_weights,
     paste,
     sub_model,
@@ -175,7 +176,7 @@ class FLANC(Method[FLANCState]):
         dense: dict[str, Tensors] = {}
         shared = set(self._shared(context))
         for width in _widths(context):
-            slices = cut(context, start, width)
+            slices = first_tensors(context, width)
             coefficients[_key(width)] = {
                 name: self._first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
             }
@@ -278,6 +279,10 @@ class FLANC(Method[FLANCState]):
         blank = {name: torch.zeros_like(tensor) for name, tensor in fill_like(context).items()}
         full = paste(context, blank, composed_tensors(context, state, largest), largest)
         return fill(context.skeleton(size.width), cut(context, full, size.width))
+
+    def products(self, context: Context, state: FLANCState, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
+        coefficients = state.coefficients.get(_key(size.width), {})
+        return {name: (own, state.basis[name]) for name, own in coefficients.items()}
 
     def describe(self, context: Context, state: FLANCState) -> Mapping[str, Tensor]:
         """Gram matrices (Fig. 6), and the mean absolute coefficient of every fragment of every output (Fig. 5)."""

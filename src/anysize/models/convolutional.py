@@ -158,3 +158,36 @@ def femnist_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int
             head=nn.Linear(channels[1] * (height // 4) * (width // 4), classes),
         )
     )
+
+
+def alexnet(input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """AlexNet with batch-norm after every layer, for photographs of about 256 x 256, as Split-Mix uses it.
+
+    Weights start as torch's layers do.
+
+    Args:
+        input_shape: (C, H, W), at least 63 x 63.
+        classes: outputs.
+    """
+    channels, height, width = image("alexnet", input_shape)
+    if min(height, width) < 63:
+        raise ModelError(f"model 'alexnet': images of {height} x {width} are too small; at least 63 x 63 is needed")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    kinds = [(64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1)]
+    for number, (out, kernel, stride, padding) in enumerate(kinds, start=1):
+        layers[f"conv{number}"] = nn.Conv2d(channels, out, kernel, stride, padding)
+        layers[f"norm{number}"] = nn.BatchNorm2d(out)
+        layers[f"relu{number}"] = nn.ReLU()
+        if number in (1, 2, 5):
+            layers[f"pool{number}"] = nn.MaxPool2d(3, 2)
+        channels = out
+    layers["average"] = nn.AdaptiveAvgPool2d(6)
+    layers["flatten"] = nn.Flatten()
+    inputs = channels * 6 * 6
+    for number in (1, 2):
+        layers[f"linear{number}"] = nn.Linear(inputs, 4096)
+        layers[f"norm{number + 5}"] = nn.BatchNorm1d(4096)
+        layers[f"relu{number + 5}"] = nn.ReLU()
+        inputs = 4096
+    layers["head"] = nn.Linear(inputs, classes)
+    return nn.Sequential(layers)

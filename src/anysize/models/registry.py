@@ -16,6 +16,7 @@ from anysize.options import option_problems
 from anysize.rng import derive
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
+    "alexnet": convolutional.alexnet,
     "char-lstm": recurrent.char_lstm,
     "digits-cnn": convolutional.digits_cnn,
     "femnist-cnn": convolutional.femnist_cnn,
