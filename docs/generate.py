@@ -41,8 +41,8 @@ NOTES: Mapping[str, str] = {
     "tricks": "Any method takes any trick. What each does where a key is absent is listed [below](#tricks-by-method).",
     "engine": "This version runs clients `inprocess` or in worker `processes`, with the same bits; `flower` is refused "
     "when a run starts. The variable `ANYSIZE_ENGINE` names the engine of files that name none. A live network or "
-    "task, or a method defined in the main script, runs in this process. `accelerator`, `round_timeout` and "
-    "`min_clients` have no effect yet.",
+    "task, or a method defined in the main script, runs in this process. An accelerator that PyTorch does "
+    "not find is refused. `round_timeout` and `min_clients` have no effect yet.",
 }
 """What the fields do not say, by table."""
 

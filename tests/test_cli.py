@@ -133,10 +133,11 @@ def test_inspect_prints_the_width_groups_and_a_verdict_per_method(call: Call, so
     assert code == 0
     assert "16 units" in out
     assert "never narrowed" in out
-    for method in ("fedavg", "fjord", "flanc", "heterofl"):
+    for method in ("fedavg", "fjord", "flanc", "heterofl", "sheterofl", "splitmix"):
         assert any(line.split()[:2] == [method, "yes"] for line in out.splitlines())
     found = json.loads(call("inspect", source, "--json")[1])
-    assert {"elf", "fedavg", "flanc", "heterofl"} <= {method["name"] for method in found["methods"]}
+    widths = {"elf", "fedavg", "fjord", "flanc", "heterofl", "sheterofl", "splitmix"}
+    assert widths <= {method["name"] for method in found["methods"]}
     assert {member["name"] for group in found["groups"] for member in group["members"]} >= {"network.linear1.weight"}
 
 

@@ -356,13 +356,13 @@ def test_max_entropy_is_the_mean_over_all_entries_of_the_divergence_from_uniform
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     batch = Batch(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
-    plain = make_objective(task("classification"), Tricks(), None, "2")(net, batch).item()
-    found = make_objective(task("classification"), Tricks(max_entropy=10.0), None, "2")(net, batch).item()
+    plain = make_objective(task("classification"), Tricks(), None, classifier="2")(net, batch).item()
+    found = make_objective(task("classification"), Tricks(max_entropy=10.0), None, classifier="2")(net, batch).item()
     active = np.maximum(batch.x.numpy() @ net[0].weight.detach().numpy().T + net[0].bias.detach().numpy(), 0)
     logp = active - np.log(np.exp(active).sum(1, keepdims=True))
     assert found == pytest.approx(plain + 10.0 * np.mean(0.2 * (np.log(0.2) - logp)), rel=1e-5)
     with pytest.raises(MethodError, match="none called 'head'"):
-        make_objective(task("classification"), Tricks(max_entropy=1.0), None, "head")(net, batch)
+        make_objective(task("classification"), Tricks(max_entropy=1.0), None, classifier="head")(net, batch)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ Directory = Annotated[Path, typer.Argument(help="The run directory.", show_defau
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file; repeatable.")
 ]
+Robustness = Annotated[
+    float | None,
+    typer.Option("--robustness", help="From 0 (accurate) to 1 (robust), for runs trained so.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -71,11 +75,12 @@ def run(
     out_: Annotated[Path | None, typer.Option("--out", help="The run directory; by default runs/<name>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
-    _run(file, set_ or [], out_, resume, overwrite)
+    _run(file, set_ or [], out_, resume, overwrite, profile)
 
 
 @app.command()
@@ -206,25 +211,40 @@ def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
 @app.command()
 def customize(
     directory: Directory,
-    to: Annotated[Path, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)
+    ] = None,
     size: Annotated[str | None, typer.Option("--size", help="A trained size's label, or any width.")] = None,
     budget: Annotated[
         list[str] | None, typer.Option("--budget", metavar="UNIT=AMOUNT", help="inference_bytes=4e6, macs=...")
     ] = None,
+    robustness: Robustness = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="net.anysize: all sizes in one file for anysize.runtime.")
+    ] = None,
 ) -> None:
-    """Cut a run's model to a size and write it as a file."""
+    """Cut a run's model to a size and write it as a file, or write all sizes as one."""
     import anysize as az
     from anysize.customize import check_path
     from anysize.customize import export as write
 
+    if (to is None) == (bundle is None):
+        raise click.UsageError("give --to or --bundle, one of the two")
+    if bundle is not None:
+        if size is not None or budget or robustness is not None:
+            raise click.UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
+        _bundle(az.load(directory), bundle)
+        return
+    assert to is not None
     if (size is None) == (not budget):
         raise click.UsageError("give --size or --budget, one of the two")
     check_path(to)
     limit = _budget(budget or []) if size is None else None
     made = az.load(directory)
     chosen = made.fitting(limit) if limit is not None else made.size(size or "")
-    network = made.customize(chosen.label)
+    network = made.customize(chosen.label, robustness=robustness)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
+    about |= {} if robustness is None else {"robustness": robustness}
     done = write(network, to, made.experiment.signature, about | {"data": made.experiment.signature.to_json()})
     parameters = sum(parameter.numel() for parameter in network.parameters())
     _say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {_bytes(done.size_bytes)}")
@@ -237,28 +257,56 @@ def customize(
 app.command("export", hidden=True)(customize)
 
 
+def _bundle(made: Run, path: Path) -> None:
+    done = made.bundle(path)
+    labels = ", ".join(trained.label for trained in made.sizes)
+    _say(f"{done.path}: sizes {labels}, {_bytes(done.size_bytes)}; on a device: anysize.runtime.load('{path.name}')")
+    _say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+
+
 @app.command()
 def evaluate(
     directory: Directory,
     size: Annotated[
         list[str] | None, typer.Option("--size", help="A label or a width; repeatable; by default all trained.")
     ] = None,
+    robustness: Robustness = None,
+    attack: Annotated[
+        str | None, typer.Option("--attack", help="Also under attack: pgd or auto.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every size of a run, finished or not, on the test set."""
+    """Measure every size of a run, finished or not, on the test set, and under attack if asked."""
     import anysize as az
 
+    if attack not in (None, "pgd", "auto"):
+        raise click.UsageError(f"--attack {attack}: allowed: pgd, auto")
     made = az.load(directory)
     metric = made.experiment.task.metric
     with err.status("evaluating"), made.experiment.blamed("evaluation"):
-        metrics = made.evaluate(size or None)
+        metrics = made.evaluate(size or None, robustness)
+        attacked = made.attack(size or None, robustness, "auto" if attack == "auto" else "pgd") if attack else {}
     if as_json:
-        _print_json({"metric": metric, metric: {label: m[metric] for label, m in metrics.items()}, "metrics": metrics})
+        more = {"attack": attack, "robust": attacked} if attack else {}
+        by_size = {label: m[metric] for label, m in metrics.items()}
+        _print_json({"metric": metric, metric: by_size, "metrics": metrics} | more)
         return
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
     table = Table("size", *names, box=None, header_style="bold")
     for label, values in metrics.items():
         table.add_row(escape(label), *(f"{values[name]:.4f}" for name in names))
+    out.print(table)
+    if attack:
+        _print_attacked(metric, attack, attacked)
+
+
+def _print_attacked(metric: str, attack: str, attacked: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The metric on clean and on attacked samples, a line for each size and level of robustness."""
+    table = Table("size", "robustness", f"{metric}, clean", f"under {attack}", box=None, header_style="bold")
+    for label, rows in attacked.items():
+        for row in rows:
+            level = "-" if row["robustness"] is None else f"{row['robustness']:g}"
+            table.add_row(escape(label), level, f"{row['standard']:.4f}", f"{row['robust']:.4f}")
     out.print(table)
 
 
@@ -343,7 +391,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
-        err.print(f"stopped{f'; every finished round is saved, go on with {again}' if saved else ''}", style="yellow")
+        err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
         code = _INTERRUPTED
     except Exception as error:
         if debug:
@@ -372,7 +420,9 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     return Experiment.from_config(load(file, overrides))
 
 
-def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool) -> Run:
+def _run(
+    file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool, profile: bool = False
+) -> Run:
     import anysize as az
     from anysize.report import write
     from anysize.report.tables import times
@@ -381,7 +431,7 @@ def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: b
     began = time.perf_counter()
     with _progress() as progress:
         watch = _Watch(progress, experiment.config.rounds)
-        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, on_event=watch)
+        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, profile=profile, on_event=watch)
     seconds = time.perf_counter() - began
     _print_summary(made)
     _say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")

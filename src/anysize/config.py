@@ -152,6 +152,7 @@ Count = Annotated[int, _number(lambda value: value >= 1, "at least 1")]
 Positive = Annotated[float, _number(*_above_zero)]
 NotNegative = Annotated[float, _number(lambda value: value >= 0, "at least 0")]
 Part = Annotated[float, _number(*_unit_interval)]
+UpToOne = Annotated[float, _number(lambda value: 0 <= value <= 1, "at least 0 and at most 1")]
 BelowOne = Annotated[float, _number(lambda value: 0 <= value < 1, "at least 0 and below 1")]
 Options = Annotated[dict[str, Any], AfterValidator(_plain_table)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
@@ -712,6 +713,8 @@ class TricksConfig(Table):
     """Which statistics batch-norm uses."""
     weighting: Literal["samples", "clients"] | None = None
     """Weigh an update by its number of samples, or every client alike."""
+    rescaled_init: bool | None = None
+    """Start narrower networks of their own with the full network's smaller weights."""
     proximal: NotNegative | None = None
     """The strength of the pull towards the received weights."""
     proximal_form: Literal["sum", "mean"] | None = None
@@ -720,6 +723,14 @@ class TricksConfig(Table):
     """The strength of the pull of what enters the classifier towards the uniform distribution."""
     server_momentum: BelowOne | None = None
     """Momentum of the server's own step."""
+    adversarial: UpToOne | None = None
+    """The weight of the loss on inputs under attack; the rest is that on clean inputs."""
+    attack_epsilon: Positive | None = None
+    """How far the attack in training may move any entry of an input; inputs are in [0, 1]."""
+    attack_step: Positive | None = None
+    """How far one step of that attack moves it."""
+    attack_steps: Count | None = None
+    """How many steps that attack has."""
 
 
 class EvaluationConfig(Table):
@@ -739,10 +750,32 @@ class EvaluationConfig(Table):
     """The server's test set, and/or each client's held-out share."""
     batch_size: Count = 500
     """Samples in a forward pass."""
+    by_domain: bool = False
+    """Test every data group (domain, writer) by itself: no batch mixes two, and each one's metric is kept."""
     calibration_clients: Count = 20
     """How many clients re-estimate batch-norm statistics."""
+    calibration_samples: Count = 128
+    """How many of its training samples each of them takes for it, at most."""
     clients: Count | None = None
     """How many clients judge themselves where on has "clients"; absent: all."""
+    attack: Literal["none", "pgd", "auto"] = "none"
+    """Also measure under attack: by projected gradient descent, or by a library's stronger attacks."""
+    attack_epsilon: Positive = 8 / 255
+    """How far an attack may move any entry of an input; inputs are in [0, 1]."""
+    attack_step: Positive = 2 / 255
+    """How far one step of "pgd" moves it."""
+    attack_steps: Count = 7
+    """How many steps "pgd" has."""
+    attack_samples: Count = 500
+    """How many test samples are attacked at most."""
+    robustness: Annotated[tuple[UpToOne, ...], Field(strict=False), AfterValidator(_distinct)] = (
+        0.0,
+        0.2,
+        0.5,
+        0.8,
+        1.0,
+    )
+    """The levels of robustness that are measured under attack, where a method offers a choice."""
 
 
 def _default_engine() -> Any:
@@ -762,8 +795,8 @@ class EngineConfig(Table):
     """In this process, in worker processes, or on a fleet; absent: worker processes where there are several cores."""
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
-    accelerator: Name = "auto"
-    """Where tensors live: auto, cpu, cuda, ..."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where clients train and networks are tested; auto: cuda if there is one, else cpu."""
     round_timeout: Positive | None = None
     """On a fleet: seconds after which a round closes without the missing clients."""
     min_clients: Count | None = None
@@ -787,6 +820,8 @@ class ExperimentConfig(Table):
     """How many rounds the run has."""
     evaluate_every: Count = 10
     """Rounds from one evaluation to the next."""
+    checkpoint_every: Count = 1
+    """Rounds from one checkpoint to the next; what was done since the last one is done again after a resume."""
     data: DataConfig
     model: ModelConfig
     devices: DevicesConfig = Field(default_factory=DevicesConfig)

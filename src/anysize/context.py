@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from anysize.config import TrainingConfig
@@ -42,6 +43,8 @@ class Size:
     name: str = ""
     depth: int | None = None
     mask: float = 0.0
+    robustness: float | None = None
+    """Between 0 (accurate) and 1 (robust), where a method offers a choice; None for its default. Not in the label."""
 
     @property
     def label(self) -> str:
@@ -76,6 +79,31 @@ class Proxy:
 
 
 @dataclass(frozen=True)
+class Levels:
+    """The robustness that a customised network can have.
+
+    Attributes:
+        values: ascending; the first is the default.
+        mixes: whether everything between two values is allowed too, every tensor lying between theirs.
+
+    >>> Levels((0.0, 1.0), mixes=True).allows(0.3), Levels((0.0, 1.0)).allows(0.3)
+    (True, False)
+    """
+
+    values: tuple[float, ...]
+    mixes: bool = False
+
+    def allows(self, value: float) -> bool:
+        """Whether a network can have it."""
+        return self.values[0] <= value <= self.values[-1] if self.mixes else value in self.values
+
+    def __str__(self) -> str:
+        if self.mixes:
+            return f"{self.values[0]:g} to {self.values[-1]:g}"
+        return ", ".join(f"{value:g}" for value in self.values)
+
+
+@dataclass(frozen=True)
 class Context:
     """Immutable, and the same on the server and on every client, but for what only the server has.
 
@@ -97,6 +125,7 @@ class Context:
         stages: the blocks that can be removed.
         proxy: data and training for what a method finds out before the first round; None on a client.
         table: what it found out; None on a client, and for methods that need none.
+        device: where a client's tensors are while it works.
     """
 
     template: nn.Module
@@ -114,6 +143,7 @@ class Context:
     stages: tuple[Stage, ...] = ()
     proxy: Proxy | None = None
     table: Table | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[tuple[float, int | None], nn.Module] = field(default_factory=dict, repr=False, compare=False)
 

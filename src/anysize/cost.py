@@ -163,7 +163,7 @@ def training_step(context: Context, method: Method[Any], module: nn.Module, batc
 def _one_step(
     context: Context, method: Method[Any], module: nn.Module, batch: Batch, choices: Callable[[int], int]
 ) -> tuple[int, int]:
-    objective = make_objective(context.task, context.tricks, None, context.axes.classifier)
+    objective = make_objective(context.task, context.tricks, None, classifier=context.axes.classifier)
     distillation = make_distillation(context.task, context.tricks, None)
     received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     step = Step(0, torch.Generator(), received, objective, distillation, choices)

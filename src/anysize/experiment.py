@@ -21,8 +21,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from anysize import accelerators, models
 from anysize import data as data_sets
-from anysize import models
 from anysize.config import DevicesConfig, ExperimentConfig, from_dict
 from anysize.context import Context, Proxy, Size
 from anysize.cost import Cost, first_fitting, measure
@@ -126,6 +126,7 @@ class Experiment:
         seed: int = 0,
         rounds: int = 100,
         evaluate_every: int = 10,
+        checkpoint_every: int = 1,
     ) -> None:
         """Takes what the tables of an experiment file take, and live objects.
 
@@ -147,6 +148,7 @@ class Experiment:
             seed: where every random choice starts.
             rounds: how many.
             evaluate_every: rounds from one evaluation to the next.
+            checkpoint_every: rounds from one checkpoint to the next.
         """
         self._live: dict[str, Any] = {}
         tables: dict[str, Any] = {
@@ -154,6 +156,7 @@ class Experiment:
             "seed": seed,
             "rounds": rounds,
             "evaluate_every": evaluate_every,
+            "checkpoint_every": checkpoint_every,
             "data": self._table("data", data) | dict(partition or {}),
             "model": self._table("model", model),
             "method": self._table("method", method),
@@ -389,6 +392,8 @@ class Experiment:
 
     def context_for(self, sizes: tuple[Size, ...], table: Table | None = None) -> Context:
         """The context of a fleet that trains `sizes`."""
+        if self.signature.tokens and self.config.tricks.adversarial:
+            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; leave it out")
         return Context(
             template=self._template[0],
             axes=self.axes,
@@ -405,6 +410,7 @@ class Experiment:
             stages=self.stages,
             proxy=self._proxy(),
             table=table,
+            device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
             _skeletons=self._skeletons,
         )
 

@@ -49,6 +49,9 @@ from anysize.errors import ModelError, unknown
 Width = float | Mapping[str, float | int | Sequence[int]]
 Index = tuple[Tensor | None, ...]
 
+_REMEMBERED = 64
+"""Choices of units whose indices are not computed again; methods that draw units choose anew for every client."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -238,6 +241,8 @@ class Axes:
         if name not in self._all_shapes:
             raise ModelError(unknown("tensor", name, self._all_shapes))
         if (name, kept) not in self._index:
+            if len(self._index) >= _REMEMBERED * len(self._all_shapes):
+                self._index.clear()
             alive = self.alive(kept)
             rows = (None if atoms is None else alive[atoms] for atoms in self.found.atoms[name])
             self._index[name, kept] = tuple(
@@ -273,6 +278,8 @@ class Axes:
     def alive(self, kept: Kept) -> Tensor:
         """For every atom, whether it stays; (atoms,) bool."""
         if kept not in self._alive:
+            if len(self._alive) >= _REMEMBERED:
+                self._alive.clear()
             result = torch.ones_like(self.found.group, dtype=torch.bool)
             for number, group in enumerate(self.groups):
                 stays = torch.zeros(group.size, dtype=torch.bool)
