@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 import typer
 
 import anysize as az
-from anysize import cli, config
+from anysize import cli, config, methods
 from anysize.errors import ConfigError
 from anysize.experiment import Experiment
 from anysize.planning import plan
@@ -26,6 +27,7 @@ from anysize.testing import LAWS
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "src" / "anysize" / "demo.toml"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+METHOD_OPTIONS = {field.name for name, _ in methods.methods() for field in fields(methods.make(name))}
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 

@@ -23,7 +23,7 @@ FILES = sorted((FOLDER / "flanc").glob("*.toml"))  # of other papers' sets there
 COMMANDS = sorted(
     {
         command
-        for readme in sorted(FOLDER.glob("**/README.md"))
+        for readme in sorted((FOLDER / "flanc").glob("README.md"))
         for command in re.findall(r"`(anysize (?:run|compare) [^`]*\.toml[^`]*)`", readme.read_text())
     }
 )

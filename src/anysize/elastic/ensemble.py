@@ -5,6 +5,7 @@ entries of different blocks are independent draws, so the bases are independent 
 that the wide network starts with, which is what Split-Mix calls rescaled initialisation. Of a learned network the bases
 are its parts.
 
+>>> import torch
 >>> net = Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)])
 >>> net(torch.zeros(5, 2)).shape
 torch.Size([5, 3])
@@ -74,6 +75,7 @@ def split(axes: Axes, width: float, parts: int) -> list[Kept]:
     Block after block; where a group has too few units for blocks of its own, they start again at its first. Groups that
     are frozen stay whole in every part.
 
+    >>> import torch
     >>> from anysize.elastic.axes import trace
     >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
     >>> [kept.units("0") for kept in split(axes, 0.25, 4)]
@@ -102,6 +104,7 @@ def scaled_to_own_width(tensors: Mapping[str, Tensor], narrow: nn.Module, full: 
         narrow: its structure.
         full: the full network's structure.
 
+    >>> import torch
     >>> wide, small = nn.Linear(8, 4), nn.Linear(2, 4)
     >>> scaled_to_own_width({"weight": torch.ones(4, 2)}, small, wide)["weight"][0].tolist()
     [2.0, 2.0]
