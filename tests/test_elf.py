@@ -23,9 +23,9 @@ from anysize.engines.inprocess import one_thread
 from anysize.errors import ConfigError, MethodError
 from anysize.experiment import Experiment
 from anysize.local import perform
-from anysize.methods import ELF, FLANC, Client, FedAvg, HeteroFL, Update
+from anysize.methods import ELF, FLANC, Client, FedAvg, FjORD, HeteroFL, PriSM, SHeteroFL, SplitMix, Update
 from anysize.methods.elf import ELFState, key
-from anysize.objectives import Batch, Tricks, make_objective
+from anysize.objectives import Batch, Tricks, classifier_in, make_objective
 from anysize.table import Entry, Table
 from anysize.tasks import task
 from anysize.testing import LAWS, check_method, make_trial
@@ -45,26 +45,6 @@ def network(normalised: bool = True, classes: int = 4) -> nn.Module:
         torch.manual_seed(0)
         stage = nn.Sequential(*(block(8, 8, normalised) for _ in range(3)))
         return nn.Sequential(block(1, 8, normalised), nn.MaxPool2d(4), stage, nn.Flatten(), nn.Linear(32, classes))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        ELF(**DENSE),
-        ELF(proxy=0.3, proxy_epochs=1),
-        ELF(proxy=0.3, proxy_epochs=1, average="holders", widths=(0.5, 1.0), scope="layer"),
-        ELF(**DENSE, fill="replicate"),
-        ELF(**DENSE, fill="random"),
-    ],
-    ids=["dense", "masked", "holders", "replicate", "random"],
-)
-def test_elf_keeps_the_laws(method: ELF) -> None:
-    check_method(method, network(), (0.4, 0.7, 1.0))
-
-
-@pytest.mark.parametrize("batch_norm", ["batch", "calibrated", "local"])
-def test_elf_keeps_the_laws_with_every_batch_norm(batch_norm: str) -> None:
-    check_method(ELF(proxy=0.3, proxy_epochs=1), network(), (0.4, 1.0), {"batch_norm": batch_norm})
 
 
 def test_averaged_over_holders_unchanged_updates_leave_the_state_unchanged() -> None:
@@ -365,8 +345,21 @@ def test_max_entropy_is_the_mean_over_all_entries_of_the_divergence_from_uniform
         make_objective(task("classification"), Tricks(max_entropy=1.0), None, classifier="head")(net, batch)
 
 
+def test_the_classifier_is_the_outermost_layer_of_its_name() -> None:
+    """Oracle: the layer itself; a block's own layers end in the same name."""
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Identity()), nn.Flatten(), nn.Linear(3, 2))
+    assert classifier_in(net, "2") is net[2]
+    assert classifier_in(nn.ModuleDict({"network": net}), "2") is net[2]
+    with pytest.raises(MethodError, match="this network has 2 called 'head'"):
+        classifier_in(nn.ModuleDict({i: nn.ModuleDict({"head": nn.Linear(1, 1)}) for i in "ab"}), "head")
+    with pytest.raises(MethodError, match="this task or model has none"):
+        classifier_in(net, None)
+
+
 @pytest.mark.parametrize(
-    "method", [FedAvg(), FedAvg(width="each"), HeteroFL(), FLANC()], ids=lambda m: type(m).__name__
+    "method",
+    [FedAvg(), FedAvg(width="each"), HeteroFL(), FLANC(), FjORD(), SHeteroFL(), PriSM(), SplitMix()],
+    ids=lambda m: type(m).__name__,
 )
 def test_max_entropy_works_with_every_method(method: Any) -> None:
     check_method(method, network(), (0.5, 1.0), {"max_entropy": 10.0})

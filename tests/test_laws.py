@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
 from anysize.methods import (
+    ELF,
     FLANC,
     Client,
     FedAvg,
@@ -119,6 +120,16 @@ def perceptron(*hidden: int, normalised: bool = False) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(hidden[-1], 4))
 
 
+def deep() -> nn.Module:
+    """Three blocks in a row that keep their input's shape, of which two can be removed."""
+
+    def block(channels_in: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(channels_in, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+
+    stage = nn.Sequential(*(block(8) for _ in range(3)))
+    return nn.Sequential(block(1), nn.MaxPool2d(4), stage, nn.Flatten(), nn.Linear(32, 4))
+
+
 def odd_names() -> nn.Module:
     """Module names with every sign that the formats use inside."""
     net = nn.Sequential()
@@ -140,6 +151,7 @@ MODELS = {
     "tied before a norm": TiedBeforeNorm,
     "joined": Joined,
     "odd names": odd_names,
+    "deep": deep,
 }
 METHODS: dict[str, Method[Any]] = {
     "fedavg": FedAvg(),
@@ -152,6 +164,7 @@ METHODS: dict[str, Method[Any]] = {
     "fjord": FjORD(),
     "sheterofl": SHeteroFL(),
     "splitmix": SplitMix(),
+    "elf": ELF(proxy=0.3, proxy_epochs=1),
 }
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
@@ -173,6 +186,13 @@ VARIANTS: dict[str, Method[Any]] = {
     "splitmix one after another": SplitMix(one_pass=False),
     "splitmix rescaled": SplitMix(rescale_layer=True),
     "splitmix of smaller bases": SplitMix(base_width=0.125),
+}
+BY_DEPTH: dict[str, Method[Any]] = {
+    "elf": METHODS["elf"],
+    "elf without masks": ELF(proxy=0.0, sparsities=(0.0,)),
+    "elf over holders, widths too": ELF(proxy=0.3, proxy_epochs=1, average="holders", widths=(0.5, 1.0), scope="layer"),
+    "elf replicating": ELF(proxy=0.0, sparsities=(0.0,), fill="replicate"),
+    "elf with random blocks": ELF(proxy=0.0, sparsities=(0.0,), fill="random"),
 }
 FLEETS = [(0.25, 0.5), (1.0,), (0.5,), (0.25, 0.3, 0.75, 1.0)]
 TRICKS: list[dict[str, Any]] = [
@@ -207,6 +227,17 @@ def test_fedavg_keeps_the_laws_on_every_kind_of_network(method: str, model: str)
 @pytest.mark.parametrize("method", VARIANTS)
 def test_every_option_keeps_the_laws(method: str, model: str) -> None:
     check_method(VARIANTS[method], fresh(model))
+
+
+@pytest.mark.parametrize("method", BY_DEPTH)
+def test_every_option_of_depth_and_masks_keeps_the_laws(method: str) -> None:
+    """Laws that zeros for removed blocks and masks cannot keep are declared in `ELF.exceptions`."""
+    check_method(BY_DEPTH[method], fresh("deep"), (0.4, 0.7, 1.0))
+
+
+@pytest.mark.parametrize("batch_norm", ["batch", "calibrated", "local"])
+def test_depth_and_masks_keep_the_laws_with_every_batch_norm(batch_norm: str) -> None:
+    check_method(METHODS["elf"], fresh("deep"), (0.4, 1.0), {"batch_norm": batch_norm})
 
 
 @pytest.mark.parametrize("capacities", FLEETS, ids=str)

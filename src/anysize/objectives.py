@@ -164,15 +164,27 @@ def adversarial(
 
 
 def classifier_in(module: nn.Module, name: str | None) -> nn.Module:
-    """The classifier of a network or of a module around it; an error where there is none to look at."""
-    found = [part for path, part in module.named_modules() if name and (path == name or path.endswith(f".{name}"))]
+    """The classifier of a network or of a module around it; an error where there is none to look at.
+
+    A layer inside a block may end in the same name, so the outermost one is meant.
+
+    >>> net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Identity()), nn.Flatten(), nn.Linear(3, 2))
+    >>> classifier_in(net, "2"), classifier_in(nn.Sequential(net), "2")
+    (Linear(in_features=3, out_features=2, bias=True), Linear(in_features=3, out_features=2, bias=True))
+    """
+    if name is None:
+        raise MethodError("tricks.max_entropy needs one layer that makes the classes; this task or model has none")
+    places: dict[int, list[nn.Module]] = {}
+    for path, part in module.named_modules():
+        if path == name or path.endswith(f".{name}"):
+            places.setdefault(path.count("."), []).append(part)
+    found = places[min(places)] if places else []
     if len(found) != 1:
+        count = "none" if not found else str(len(found))
         raise MethodError(
-            "tricks.max_entropy needs one layer that makes the classes; "
-            + (f"this network has none called '{name}'" if name else "this task or model has none")
+            f"tricks.max_entropy needs one layer that makes the classes; this network has {count} called '{name}'"
         )
-    layer: nn.Module = found[0]
-    return layer
+    return found[0]
 
 
 def entropy_gap(active: Tensor, axis: int = -1) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.elastic.skeleton import hollow
 from anysize.errors import ModelError, unknown
 
 Fill = Literal["zeros", "replicate", "random"]
@@ -118,12 +118,12 @@ def restored(
     """
     made: dict[str, Tensor] = {}
     for stage in found:
-        kept = [stage.first, *stage.blocks][: len(stage.blocks) + 1 - len(stage.removed(depth or full_depth(found)))]
-        for block in stage.removed(depth or full_depth(found)):
-            for name, tensor in like.items():
-                source = tensors.get(_counterpart(name, block, kept[-1])) if is_inside(name, block) else None
-                if is_inside(name, block):
-                    made[name] = _filled(tensor, source, fill, random)
+        removed = stage.removed(depth or full_depth(found))
+        kept = [stage.first, *stage.blocks[: len(stage.blocks) - len(removed)]]
+        for block in removed:
+            for name in (name for name in like if is_inside(name, block)):
+                source = tensors.get(_counterpart(name, block, kept[-1]))
+                made[name] = _filled(like[name], source, fill, random)
     return made
 
 
@@ -340,8 +340,3 @@ def _obstacle(
     if name in shared:
         return f"'{name}' shares a tensor with a module outside it"
     return None
-
-
-def tensor_names(skeleton: nn.Module) -> list[str]:
-    """The names of the tensors of a network without its removed blocks."""
-    return [name for name, _ in named_tensors(skeleton)]
