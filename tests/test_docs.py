@@ -179,7 +179,8 @@ def test_keys_of_the_experiment_file_exist(page: Path) -> None:
         for table, key in found:
             known = tables[table]
             assert known is not None
-            assert key in known.model_fields or key in ("toml", "py"), f"{table}.{key} in: {text}"
+            options = METHOD_OPTIONS if table == "method" else set()
+            assert key in {*known.model_fields, *options, "toml", "py"}, f"{table}.{key} in: {text}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
