@@ -373,6 +373,24 @@ def test_an_unequal_fleet_trains_one_full_network(tmp_path: Path) -> None:
     assert run.history[-1]["accuracy"]["1.0"] >= 0.7, run.history[-1]["accuracy"]
 
 
+def test_a_profiled_run_has_the_refresh_as_a_stage_of_its_own(tmp_path: Path) -> None:
+    run = az.Experiment(
+        method=PriSM(refresh_every=2),
+        data="digits",
+        clients=4,
+        model={"name": "small-cnn", "options": {"channels": [8, 16]}},
+        devices={"capacities": [0.4]},
+        training={"local_steps": 1},
+        engine={"name": "inprocess"},
+        rounds=2,
+        evaluate_every=100,
+    ).run(tmp_path / "run", profile=True)
+    without, with_refresh = (event["profile"] for event in run.history)
+    assert "svd" not in without
+    assert with_refresh["svd"] > 0
+    assert all(with_refresh[name] > 0 for name in ("extract", "train", "aggregate"))
+
+
 # Counts
 
 

@@ -17,8 +17,9 @@ Trained with only Weak Clients". Transactions on Machine Learning Research, 2023
 
 Equation index (in `elastic.kernels` unless said otherwise): Eq. (1) -> `principal_kernels`; Eq. (2) -> `draw`; Eq. (3)
 -> `Pair`; Eq. (5) -> `PriSM.aggregate` and `make_part` here; Eq. (6) -> `Factorised.regulariser`; orthogonal space
-refresh -> `refreshed` here; the number of required kernels (section 4.4.1) -> `needed_kernels`; activation
-normalisation -> [tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting = "clients".
+refresh -> `refreshed` here, the stage "svd" of a profiled run (Table 4); the number of required kernels (section
+4.4.1) -> `needed_kernels`; activation normalisation -> [tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting =
+"clients".
 
 What is decomposed: every trained weight whose outputs change with the width and whose inputs are another layer's
 outputs, except 1 x 1 convolutions. That leaves the stem, projections, the classifier, norms and biases dense, as the
@@ -78,6 +79,7 @@ from anysize.methods.base import (
 )
 from anysize.methods.mean import Index, StreamingMean
 from anysize.objectives import Batch, Step, Tricks
+from anysize.profiling import stage
 from anysize.rng import generator
 from anysize.wire import Tensors, copies
 
@@ -223,7 +225,8 @@ class PriSM(Method[PriSMState]):
             # A layer that nobody changed needs no refresh, if its kernels were orthogonal before.
             orthogonal = state.rounds % self.refresh_every == 0
             same = _unchanged(state, *new) if orthogonal else set()
-            new_left, new_right, values = refreshed(state, *new, same)
+            with stage("svd"):
+                new_left, new_right, values = refreshed(state, *new, same)
         return PriSMState(new_left, new_right, values, rest.result(), draws, rounds)
 
     def customize(self, context: Context, state: PriSMState, size: Size) -> nn.Module:
