@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import anysize as az
 from anysize.context import Context, Size
 from anysize.data import Data
-from anysize.elastic.kernels import Factorised, Pair
+from anysize.elastic.kernels import Factorised, Pair, principal_kernels
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import ConfigError, MethodError
 from anysize.experiment import Experiment
@@ -187,6 +187,63 @@ def test_the_full_network_is_the_sum_of_all_kernels_and_a_small_one_of_its_first
     assert torch.equal(small["4.weight"], context.start()["4.weight"][:, :4])
 
 
+@pytest.mark.parametrize("dropped", ["zero", "kept"])
+def test_a_full_network_without_what_nobody_trained_is_all_kernels_at_the_first_channels(dropped: Any) -> None:
+    method = PriSM(dropped=dropped)
+    context = context_of(method, [0.25, 0.5])
+    state = method.init(context)
+    state = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.5])))
+    tensors = {"2.weight": state.left["2.weight"] @ state.right["2.weight"], **state.rest}
+    first = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    first.load_state_dict({n: tensors[n][tuple(map(slice, t.shape))] for n, t in first.state_dict().items()})
+    full = method.customize(context, state, Size(1.0))
+    x = numbers(5, 4, 6)
+    assert torch.allclose(full(x), first(x), atol=1e-5) == (dropped == "zero")
+    message = method.extract(context, state, Client(0, 0, Size(1.0), 1, 5, 0, "evaluate"))
+    message = replace(message, ticket=message.ticket | {"task": "evaluate"})
+    torch.testing.assert_close(method.build(context.for_client(), message)(x), full(x))
+
+
+def test_a_step_at_keep_one_is_the_dense_gradient_through_both_factors() -> None:
+    method, rate = PriSM(), 0.1
+    training = {"momentum": 0.0, "weight_decay": 0.0}
+    context = context_of(method, [1.0], training=training)
+    state = method.init(context)
+    message = method.extract(context, state, Client(0, 0, Size(1.0), 1, 5, 0))
+    module, dense = method.build(context, message), network()
+    dense.load_state_dict(dict(context.start()))
+    batch = Batch(numbers(1, 4, 6), torch.zeros(4))
+    torch.testing.assert_close(module(batch.x), dense(batch.x), rtol=1e-4, atol=1e-5)
+    dense(batch.x).square().sum().backward()
+    step = Step(0, torch.Generator(), {}, lambda net, batch: net(batch.x).square().sum())
+    optimizer = make_optimizer(context, method, module, rate)
+    method.loss(module, batch, step).backward()
+    optimizer.step()
+    update = method.pack(module, message)
+    ticket = update.ticket | {"samples": 5, "loss": 0.0, "classes": None}
+    after = method.aggregate(context, state, iter([replace(update, ticket=ticket)]))
+    slope = dense[2].weight.grad.double().numpy()
+    left, right = (side["2.weight"].double().numpy() for side in (state.left, state.right))
+    expected = (left - rate * slope @ right.T) @ (right - rate * left.T @ slope)
+    np.testing.assert_allclose(after.left["2.weight"] @ after.right["2.weight"], expected, atol=1e-4)
+    plain = (dense[0].weight - rate * dense[0].weight.grad).detach()
+    np.testing.assert_allclose(after.rest["0.weight"], plain, atol=1e-5)
+
+
+def test_every_client_gets_all_of_a_weight_whose_rank_it_can_hold() -> None:
+    method = PriSM()
+    context = context_of(method, [0.5])
+    state = method.init(context)
+    low = numbers(7, 8, 4) @ numbers(8, 4, 8)
+    kernels = principal_kernels(low)
+    sides = {name: {"2.weight": own} for name, own in kernels._asdict().items()}
+    state = replace(state, **sides)
+    for client in range(5):
+        message = method.extract(context, state, Client(client, 0, Size(0.5), 1, 5, 0))
+        sent = message.tensors["left.2:weight"] @ message.tensors["right.2:weight"]
+        np.testing.assert_allclose(sent, low[:4, :4], atol=1e-3)
+
+
 def test_drawn_channels_reach_all_of_them_and_differ_between_clients() -> None:
     method = PriSM(channels="drawn", refresh_every=9)
     context = context_of(method, [0.25])
@@ -242,8 +299,10 @@ def test_the_report_gets_needed_kernels_values_and_draws() -> None:
 
 
 def test_wrong_options_are_listed_at_once() -> None:
-    with pytest.raises(MethodError, match=r"kappa = -1.*sampling = 'best'.*channels = 'last'.*refresh_every = 0"):
-        PriSM(kappa=-1, sampling="best", channels="last", refresh_every=0)  # type: ignore[arg-type]
+    with pytest.raises(
+        MethodError, match=r"kappa = -1.*sampling = 'best'.*channels = 'last'.*refresh_every = 0.*dropped = 'half'"
+    ):
+        PriSM(kappa=-1, sampling="best", channels="last", refresh_every=0, dropped="half")  # type: ignore[arg-type]
     with pytest.raises(MethodError, match=r"reshape = 'cube'.*frobenius = -1"):
         FedHM(reshape="cube", frobenius=-1)  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="dropped = 'half'"):
@@ -371,6 +430,24 @@ def test_an_unequal_fleet_trains_one_full_network(tmp_path: Path) -> None:
     run = constrained(PriSM(channels="drawn"), [0.4], tmp_path / "run", devices=devices)
     assert set(run.history[-1]["accuracy"]) == {"0.2", "0.4", "1.0"}
     assert run.history[-1]["accuracy"]["1.0"] >= 0.7, run.history[-1]["accuracy"]
+
+
+def test_a_profiled_run_has_the_refresh_as_a_stage_of_its_own(tmp_path: Path) -> None:
+    run = az.Experiment(
+        method=PriSM(refresh_every=2),
+        data="digits",
+        clients=4,
+        model={"name": "small-cnn", "options": {"channels": [8, 16]}},
+        devices={"capacities": [0.4]},
+        training={"local_steps": 1},
+        engine={"name": "inprocess"},
+        rounds=2,
+        evaluate_every=100,
+    ).run(tmp_path / "run", profile=True)
+    without, with_refresh = (event["profile"] for event in run.history)
+    assert "svd" not in without
+    assert with_refresh["svd"] > 0
+    assert all(with_refresh[name] > 0 for name in ("extract", "train", "aggregate"))
 
 
 # Counts

@@ -17,8 +17,9 @@ Trained with only Weak Clients". Transactions on Machine Learning Research, 2023
 
 Equation index (in `elastic.kernels` unless said otherwise): Eq. (1) -> `principal_kernels`; Eq. (2) -> `draw`; Eq. (3)
 -> `Pair`; Eq. (5) -> `PriSM.aggregate` and `make_part` here; Eq. (6) -> `Factorised.regulariser`; orthogonal space
-refresh -> `refreshed` here; the number of required kernels (section 4.4.1) -> `needed_kernels`; activation
-normalisation -> [tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting = "clients".
+refresh -> `refreshed` here, the stage "svd" of a profiled run (Table 4); the number of required kernels (section
+4.4.1) -> `needed_kernels`; activation normalisation -> [tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting =
+"clients".
 
 What is decomposed: every trained weight whose outputs change with the width and whose inputs are another layer's
 outputs, except 1 x 1 convolutions. That leaves the stem, projections, the classifier, norms and biases dense, as the
@@ -29,7 +30,9 @@ Departures:
   stem and the projections. Here a client's network is narrowed to the channels that it computes, everywhere, so that
   it costs what Table 1 says. What follows is that entries of the stem, the classifier, norms and right factors beyond
   these channels are trained by nobody if all clients have one keep ratio and `channels = "first"`, as in the paper;
-  with "drawn", which an earlier version of the authors' code had for the left factors, everything is.
+  with "drawn", which an earlier version of the authors' code had for the left factors, everything is. With "first",
+  what nobody trains takes part in the decomposition and in the finished full network as it started;
+  `dropped = "zero"` leaves it out of the latter.
 - The paper gives the number of required kernels as 2^(-log(sum p log p)); it is meant as 2^(-sum p log2 p).
 - lambda of Eq. (6) is training.weight_decay, the authors' too; a factor on it is an option.
 - A finished network smaller than full is the first channels and the most important kernels. The paper has none.
@@ -41,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -63,7 +66,7 @@ from anysize.elastic.kernels import (
     sides,
 )
 from anysize.elastic.skeleton import fill
-from anysize.elastic.slicing import take
+from anysize.elastic.slicing import scatter_, take
 from anysize.errors import MethodError
 from anysize.methods.base import (
     Client,
@@ -78,6 +81,7 @@ from anysize.methods.base import (
 )
 from anysize.methods.mean import Index, StreamingMean
 from anysize.objectives import Batch, Step, Tricks
+from anysize.profiling import stage
 from anysize.rng import generator
 from anysize.wire import Tensors, copies
 
@@ -133,6 +137,8 @@ class PriSM(Method[PriSMState]):
         frobenius: times training.weight_decay, the factor of Eq. (6); 0 is off.
         channels: which output channels a client computes: the "first", the same for all clients of a size (the paper),
             or some that are "drawn" for each client, so that all are trained.
+        dropped: with `channels = "first"`, what nobody trained is "kept" as it started (the paper) or "zero" in a
+            finished network wider than any client's.
     """
 
     kappa: float = 2.5
@@ -140,6 +146,7 @@ class PriSM(Method[PriSMState]):
     channels: Literal["first", "drawn"] = "first"
     refresh_every: int = 1
     frobenius: float = 1.0
+    dropped: Literal["zero", "kept"] = "kept"
 
     summary = "random low-rank sub-models of principal kernels; nobody trains the full network (Niu et al. 2023)"
     paper = Tricks(batch_norm="batch", weighting="clients")
@@ -159,6 +166,8 @@ class PriSM(Method[PriSMState]):
             problems.append(f"refresh_every = {self.refresh_every}; allowed: 1 or more")
         if not 0 <= self.frobenius < math.inf:
             problems.append(f"frobenius = {self.frobenius}; allowed: 0 (off) or more")
+        if self.dropped not in ("zero", "kept"):
+            problems.append(f"dropped = '{self.dropped}'; allowed: 'zero', 'kept'")
         if problems:
             raise MethodError("prism: " + "; ".join(problems))
 
@@ -180,8 +189,10 @@ class PriSM(Method[PriSMState]):
     def extract(self, context: Context, state: PriSMState, client: Client) -> SubModel:
         """Section 3.2.1: kernels drawn for this client, and of them only the channels of its width."""
         width = client.size.width
-        part = self._part(context, state, width, client.round, client.id) if client.task == "train" else None
-        tensors = (part or top_part(context, state, width)).of(state)
+        if client.task == "train":
+            tensors = self._part(context, state, width, client.round, client.id).of(state)
+        else:
+            tensors = self._finished(context, state, width)
         return sub_model(client, named(*tensors), width=width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
@@ -223,13 +234,14 @@ class PriSM(Method[PriSMState]):
             # A layer that nobody changed needs no refresh, if its kernels were orthogonal before.
             orthogonal = state.rounds % self.refresh_every == 0
             same = _unchanged(state, *new) if orthogonal else set()
-            new_left, new_right, values = refreshed(state, *new, same)
+            with stage("svd"):
+                new_left, new_right, values = refreshed(state, *new, same)
         return PriSMState(new_left, new_right, values, rest.result(), draws, rounds)
 
     def customize(self, context: Context, state: PriSMState, size: Size) -> nn.Module:
         if not 0 < size.width <= 1:
             raise MethodError(f"prism: width {size.width:g} was asked for; allowed: above 0 and at most 1")
-        left, right, rest = top_part(context, state, size.width).of(state)
+        left, right, rest = self._finished(context, state, size.width)
         return fill(context.skeleton(size.width), recomposed(left, right) | rest)
 
     def describe(self, context: Context, state: PriSMState) -> Mapping[str, Tensor]:
@@ -247,6 +259,12 @@ class PriSM(Method[PriSMState]):
         if self.channels == "drawn":
             kept = drawn_channels(context, kept, generator(context.seed, round, client, "channels"))
         return make_part(context, state, kernels, kept)
+
+    def _finished(self, context: Context, state: PriSMState, width: float) -> tuple[Tensors, Tensors, Tensors]:
+        """What the finished network of that width is made of."""
+        if self.channels == "first" and self.dropped == "zero" and width > context.largest.width:
+            state = trained_only(context, state)
+        return top_part(context, state, width).of(state)
 
     def notices(self, context: Context) -> list[str]:
         if inner_weights(context):
@@ -290,6 +308,24 @@ def top_part(context: Context, state: PriSMState, width: float) -> Part:
     """The finished network of that width: its most important kernels, at the first channels."""
     kernels = drawn(state, width, torch.Generator(), "top", 1.0)
     return make_part(context, state, kernels, context.axes.kept(width))
+
+
+def trained_only(context: Context, state: PriSMState) -> PriSMState:
+    """The state with zeros wherever no client computes, if all have the first channels of their width."""
+    kernels = {name: torch.arange(len(values)) for name, values in state.values.items()}
+    part = make_part(context, state, kernels, context.axes.kept(context.largest.width))
+    left, right, rest = (
+        {name: _alone(tensor, at[name]) for name, tensor in tensors.items()}
+        for tensors, at in ((state.left, part.left), (state.right, part.right), (state.rest, part.rest))
+    )
+    return replace(state, left=left, right=right, rest=rest)
+
+
+def _alone(tensor: Tensor, index: Index) -> Tensor:
+    """Zeros with the entries at the index."""
+    alone = torch.zeros_like(tensor)
+    scatter_(alone, index, take(tensor, index))
+    return alone
 
 
 def refreshed(
