@@ -15,6 +15,7 @@ from anysize.elastic.skeleton import fill
 from anysize.methods import (
     ELF,
     FLANC,
+    OAT,
     Client,
     FedAvg,
     FedHM,
@@ -165,6 +166,7 @@ METHODS: dict[str, Method[Any]] = {
     "sheterofl": SHeteroFL(),
     "splitmix": SplitMix(),
     "elf": ELF(proxy=0.3, proxy_epochs=1),
+    "oat": OAT(),
 }
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
@@ -221,6 +223,11 @@ def test_the_adaptive_methods_keep_the_laws_on_every_network(method: str, model:
 @pytest.mark.parametrize("method", ["fedavg", "fedavg each"])
 def test_fedavg_keeps_the_laws_on_every_kind_of_network(method: str, model: str) -> None:
     check_method(METHODS[method], fresh(model))
+
+
+@pytest.mark.parametrize("model", ["conv with batch-norm", "residual", "mlp with batch-norm"])
+def test_oat_keeps_the_laws_on_every_kind_of_network_with_batch_norm(model: str) -> None:
+    check_method(METHODS["oat"], fresh(model), tricks={"attack_steps": 1})
 
 
 @pytest.mark.parametrize("model", ["conv with batch-norm", "residual"])

@@ -20,7 +20,7 @@ from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.methods.base import Client, Method, SubModel
-from anysize.objectives import Batch, Step, make_distillation, make_objective, proximal
+from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.recurrence import FewSteps
 from anysize.wire import size_bytes
 
@@ -165,8 +165,9 @@ def _one_step(
 ) -> tuple[int, int]:
     objective = make_objective(context.task, context.tricks, None, classifier=context.axes.classifier)
     distillation = make_distillation(context.task, context.tricks, None)
+    attack = make_attack(context.tricks, torch.Generator())
     received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    step = Step(0, torch.Generator(), received, objective, distillation, choices)
+    step = Step(0, torch.Generator(), received, objective, distillation, choices, attack)
 
     def work() -> None:
         loss = method.loss(module, batch, step)

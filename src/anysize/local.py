@@ -25,7 +25,7 @@ from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import DataError, MethodError
 from anysize.methods.base import Method, SubModel, Update
-from anysize.objectives import Batch, Step, make_distillation, make_objective, proximal
+from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
 from anysize.wire import Tensors
@@ -83,10 +83,11 @@ def train(
     attacks = generator(*_names(sub_model), "attack")
     objective = make_objective(context.task, tricks, held, attacks, context.axes.classifier)
     distillation = make_distillation(context.task, tricks, held)
+    attack = make_attack(tricks, attacks)
     choices = generator(*_names(sub_model), "step")
     loss_sum, seen = torch.zeros((), device=context.device), 0
     for number, batch in enumerate(local_batches(context, sub_model, share.train)):
-        loss = method.loss(module, batch, Step(number, choices, received, objective, distillation))
+        loss = method.loss(module, batch, Step(number, choices, received, objective, distillation, attack=attack))
         if tricks.proximal:
             loss = loss + proximal(module, received, tricks)
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from anysize.attacks import Attack, pgd
+from anysize.attacks import Attack, Loss, pgd
 from anysize.elastic.norm import noisy
 from anysize.errors import MethodError
 from anysize.tasks import Task
@@ -83,6 +83,8 @@ class Step:
         objective: the task's loss of one pass, with all chosen tricks.
         distillation: the loss of one pass against another network's outputs, masked as the objective is.
         choices: what `choose` asks instead of the generator; the cost of a step is that of every choice.
+        attack: inputs that raise a loss, for methods that weigh it themselves: of the network, the inputs and the loss
+            as a function of them; as strong as the tricks say.
     """
 
     number: int
@@ -91,6 +93,7 @@ class Step:
     objective: Callable[[nn.Module, Batch], Tensor]
     distillation: Callable[[nn.Module, Batch, Tensor], Tensor] | None = None
     choices: Callable[[int], int] | None = None
+    attack: Callable[[nn.Module, Tensor, Loss], Tensor] | None = None
 
     def choose(self, count: int) -> int:
         """One of `count` choices, from 0, each with the same probability."""
@@ -150,17 +153,22 @@ def adversarial(
 
     Of a network with dual batch-norm the second term goes through the noised branch: that is Algorithm 4.
     """
-    attack = Attack(tricks.attack_epsilon, tricks.attack_step, tricks.attack_steps)
-    weight = tricks.adversarial
+    attack, weight = make_attack(tricks, random), tricks.adversarial
 
     def objective(module: nn.Module, batch: Batch) -> Tensor:
         branch = noisy(module)
         # The attack comes first: its memory is free again when the passes that are learned from begin.
-        changed = pgd(branch, batch.x, lambda x: clean(branch, Batch(x, batch.y)), attack, random)
+        changed = attack(branch, batch.x, lambda x: clean(branch, Batch(x, batch.y)))
         loss = weight * clean(branch, Batch(changed, batch.y))
         return loss if weight == 1 else loss + (1 - weight) * clean(module, batch)
 
     return objective
+
+
+def make_attack(tricks: Tricks, random: torch.Generator) -> Callable[[nn.Module, Tensor, Loss], Tensor]:
+    """The attack of the strength that `tricks` says, as a function of the network, its inputs and the loss to raise."""
+    strength = Attack(tricks.attack_epsilon, tricks.attack_step, tricks.attack_steps)
+    return lambda module, x, loss: pgd(module, x, loss, strength, random)
 
 
 def classifier_in(module: nn.Module, name: str | None) -> nn.Module:

@@ -179,6 +179,14 @@ class Dual(nn.Module):
         """The same network with its batch-norms for noised inputs."""
         return _Noisy(self)
 
+    def noise_tensors(self) -> dict[str, Tensor]:
+        """The copies' tensors, by the names of those in `network` in whose places noised inputs meet them."""
+        return {
+            f"{unkey(name)}.{leaf}": tensor
+            for name, layer in self.noise.items()
+            for leaf, tensor in (*layer.named_parameters(), *layer.named_buffers())
+        }
+
 
 class _Noisy(nn.Module):
     """The noised branch of a dual network: its own tensors, seen in other places."""
@@ -189,12 +197,7 @@ class _Noisy(nn.Module):
         self.training = dual.training
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        tensors = {
-            f"{unkey(name)}.{leaf}": tensor
-            for name, layer in self.dual.noise.items()
-            for leaf, tensor in (*layer.named_parameters(), *layer.named_buffers())
-        }
-        output: Tensor = functional_call(self.dual.network, tensors, inputs)
+        output: Tensor = functional_call(self.dual.network, self.dual.noise_tensors(), inputs)
         return output
 
 

@@ -16,6 +16,7 @@ from anysize.methods.fedhm import FedHM
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
+from anysize.methods.oat import OAT
 from anysize.methods.origdrop import OrigDrop
 from anysize.methods.prism import PriSM
 from anysize.methods.sheterofl import SHeteroFL
@@ -24,6 +25,7 @@ from anysize.methods.splitmix import SplitMix
 __all__ = [
     "ELF",
     "FLANC",
+    "OAT",
     "Client",
     "FedAvg",
     "FedHM",
@@ -49,6 +51,7 @@ _METHODS: dict[str, type[Method[Any]]] = {
     "fjord": FjORD,
     "flanc": FLANC,
     "heterofl": HeteroFL,
+    "oat": OAT,
     "origdrop": OrigDrop,
     "prism": PriSM,
     "sheterofl": SHeteroFL,

@@ -1,0 +1,249 @@
+"""OAT: one network learns many balances of accuracy and robustness at once; its norms depend on the balance asked for.
+
+Wang, Chen, Gui, Hu, Liu, Wang. "Once-for-All Adversarial Training: In-Situ Tradeoff between Robustness and Accuracy for
+Free". NeurIPS 2020. Federated as in Hong et al. (Split-Mix, ICLR 2022, section 5.2), whose baseline it is: by FedAvg,
+here at the width that the weakest device can train.
+
+    paper           here                            shape
+    lambda          OAT.robustness, one per sample  scalar from 0 (accurate) to 1 (robust)
+    S               the values of lambda            (6,) by default
+    encoding        codes()                         (values, OAT.encoding)
+    gamma, beta     elastic.film.Film.film          (samples, 2 channels)
+    BN_c, BN_a      Dual.network, Dual.noise        a batch-norm each
+
+Equation index: Eq. (3), (1 - lambda) L(f(x), y) + lambda L(f(x + delta), y) over samples and lambda -> `OAT.loss`;
+sampling lambda -> `drawn`; the conditional layer gamma BN(x) + beta -> `elastic.film.Film`; dual batch-norm, BN_c for
+lambda = 0 and BN_a for all others -> `Conditional.given`; the network at one lambda -> `elastic.film.conditioned`.
+
+Departures: as in the authors' code, the part of a batch with lambda = 0 is fixed, not drawn, and those samples are not
+attacked. A conditional layer follows every batch-norm of a network, in the authors' networks every one but those of
+shortcuts. It begins as the identity, theirs at random, so that training goes on from learned weights; theirs also
+passes gamma and beta through one more LeakyReLU. The attack's step is [tricks] attack_step, theirs min(1.25 epsilon,
+epsilon + 4/255) / steps. A sample that is alone with its batch-norm stands twice in its batch. At a value of lambda a
+customised network holds one ordinary batch-norm for both parts, which changes no more than rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Levels, Size
+from anysize.elastic.film import Conditional, conditional_names, conditional_tensors, conditioned
+from anysize.elastic.norm import batch_norms
+from anysize.elastic.skeleton import fill
+from anysize.errors import MethodError
+from anysize.methods.base import (
+    Client,
+    Method,
+    SubModel,
+    Update,
+    checked,
+    class_weights,
+    first_tensors,
+    sub_model,
+)
+from anysize.methods.mean import StreamingMean
+from anysize.objectives import Batch, Step, Tricks
+from anysize.rng import generator
+from anysize.wire import Tensors
+
+
+@dataclass(frozen=True)
+class OATState:
+    """The tensors of the conditional network."""
+
+    tensors: Tensors
+
+
+def codes(count: int, length: int, random: torch.Generator) -> Tensor:
+    """The encoding of lambda: `count` random orthonormal vectors, (count, length).
+
+    >>> found = codes(2, 8, torch.Generator())
+    >>> torch.allclose(found @ found.T, torch.eye(2), atol=1e-6)
+    True
+    """
+    # In double precision, so that the rounded numbers are the same wherever they are made.
+    whole = torch.randn(length, length, generator=random, dtype=torch.float64)
+    orthogonal, _ = torch.linalg.qr(whole)
+    rows: Tensor = orthogonal[:count].float()
+    return rows
+
+
+def drawn(values: Sequence[float], samples: int, random: torch.Generator) -> list[int]:
+    """Which of the `values` of lambda each sample of a batch gets, ascending; batches are shuffled already.
+
+    Of 0 there are as many as of each other value on the average, rounded up; the others are drawn.
+
+    >>> drawn([0.0, 1.0], 5, torch.Generator())
+    [0, 0, 0, 1, 1]
+    """
+    zeros = math.ceil(samples / len(values)) if values[0] == 0 else 0
+    above = [place for place, value in enumerate(values) if value > 0]
+    picks = torch.randint(len(above), (samples - zeros,), generator=random).tolist() if above else []
+    return [0] * zeros + sorted(above[pick] for pick in picks)
+
+
+def weighed(
+    outputs: Tensor, batch: Batch, places: Sequence[int], weight: Callable[[int], float], step: Step
+) -> Tensor | float:
+    """One side of Eq. (3): the mean over samples of the weight of each one's lambda times its loss.
+
+    Args:
+        outputs: of one pass over all samples.
+        batch: the samples.
+        places: which value of lambda each has, ascending.
+        weight: of such a value.
+        step: whose objective, a mean over samples, is asked once for each value.
+    """
+    total: Tensor | float = 0.0
+    for place in sorted(set(places)):
+        rows = slice(places.index(place), places.index(place) + places.count(place))
+        part = weight(place) * places.count(place) / len(places)
+        if part:
+            total = total + part * step.objective(_Said(outputs[rows]), Batch(batch.x[rows], batch.y[rows]))
+    return total
+
+
+@dataclass(frozen=True)
+class OAT(Method[OATState]):
+    """One network for all, whose robustness is chosen when it is customised.
+
+    Attributes:
+        robustness: the weights of the loss under attack that are trained side by side, lambda, ascending; a customised
+            network has one of them.
+        encoding: how many numbers encode one such value.
+    """
+
+    robustness: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 1.0)
+    encoding: int = 128
+
+    summary = "one network for all with layers that depend on the robustness asked for (Wang et al. 2020)"
+    paper = Tricks(batch_norm="tracked")
+    exceptions = MappingProxyType({"pretrained_start": "batch-norms are folded, which gives other tensors"})
+
+    def __post_init__(self) -> None:
+        given, problems = list(self.robustness), []
+        if not given or given != sorted(set(given)) or not 0 <= given[0] <= given[-1] <= 1:
+            problems.append(f"robustness = {given}; allowed: ascending numbers from 0 to 1")
+        if self.encoding < max(len(given), 1):
+            problems.append(f"encoding = {self.encoding}; allowed: at least one number for each value of robustness")
+        if problems:
+            raise MethodError("oat: " + "; ".join(problems))
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes[:1]
+
+    def init(self, context: Context) -> OATState:
+        self._check(context)
+        tensors = first_tensors(context, context.sizes[0].width)
+        return OATState(conditional_tensors(tensors, self._structure(context), generator(context.seed, "film")))
+
+    def extract(self, context: Context, state: OATState, client: Client) -> SubModel:
+        return sub_model(client, state.tensors, width=context.sizes[0].width)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+            return self._network(context, sub_model.tensors, None)
+        return fill(self._structure(context), sub_model.tensors)
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        """Eq. (3), by the batch-norm that a sample's lambda asks for."""
+        assert isinstance(module, Conditional)
+        assert step.attack is not None
+        samples = len(batch.y)
+        places = drawn(self.robustness, samples, step.generator)
+        zeros = sum(self.robustness[place] == 0 for place in places)
+        total: Tensor | float = 0.0
+        if zeros:
+            some, own = _paired(Batch(batch.x[:zeros], batch.y[:zeros]), places[:zeros])
+            total = zeros / samples * step.objective(module.given(own, noisy=False), some)
+        if zeros < samples:
+            some, own = _paired(Batch(batch.x[zeros:], batch.y[zeros:]), places[zeros:])
+            branch = module.given(own, noisy=True)
+            changed = step.attack(branch, some.x, lambda x: step.objective(branch, Batch(x, some.y)))
+            attacked = weighed(branch(changed), some, own, lambda place: self.robustness[place], step)
+            clean = weighed(branch(some.x), some, own, lambda place: 1 - self.robustness[place], step)
+            total = total + (1 - zeros / samples) * (clean + attacked)
+        assert isinstance(total, Tensor)
+        return total
+
+    def aggregate(self, context: Context, state: OATState, updates: Iterable[Update]) -> OATState:
+        """FedAvg's mean."""
+        names = conditional_names(self._structure(context))
+        head = {f"dual.network.{names.get(name, name)}": axis for name, axis in context.axes.head.items()}
+        mean = StreamingMean(state.tensors, head)
+        for update in checked(context, updates):
+            mean.add(update.tensors, update.weight(context.tricks), classes=class_weights(context, update))
+        return OATState(mean.result())
+
+    def customize(self, context: Context, state: OATState, size: Size) -> nn.Module:
+        if size.width != context.sizes[0].width:
+            trained = context.sizes[0].width
+            raise MethodError(
+                f"oat has no network of width {size.width:g}; it trained {trained:g}, the fleet's smallest"
+            )
+        return self._network(context, state.tensors, size.robustness)
+
+    def levels(self, context: Context) -> Levels | None:
+        return Levels(tuple(self.robustness))
+
+    def _structure(self, context: Context) -> Conditional:
+        random = generator(context.seed, "encoding of robustness")
+        encoded = codes(len(self.robustness), self.encoding, random)
+        return Conditional(context.skeleton(context.sizes[0].width), encoded)
+
+    def _network(self, context: Context, tensors: Tensors, level: float | None) -> nn.Module:
+        """The ordinary network at a value of lambda, by default the first."""
+        value = self.robustness[0] if level is None else level
+        if value not in self.robustness:
+            raise MethodError(f"oat: robustness {value:g} was asked for; it trained {Levels(tuple(self.robustness))}")
+        network = fill(self._structure(context), tensors)
+        assert isinstance(network, Conditional)
+        return conditioned(network, list(self.robustness).index(value), noisy=value > 0)
+
+    def _check(self, context: Context) -> None:
+        tricks, template = context.tricks, context.template
+        problems = [
+            problem
+            for wrong, problem in (
+                (
+                    not batch_norms(template),
+                    f"the model {type(template).__name__} has no batch-norm to make conditional",
+                ),
+                (not context.axes.found.example[0].is_floating_point(), "inputs are tokens, which cannot be attacked"),
+                (
+                    tricks.adversarial > 0,
+                    "tricks.adversarial is one weight for all; leave it out, set method.robustness",
+                ),
+                (tricks.batch_norm != "tracked", f'tricks.batch_norm = "{tricks.batch_norm}"; set it to "tracked"'),
+                (tricks.server_momentum > 0, "tricks.server_momentum would move statistics; leave it out"),
+                (tricks.max_entropy > 0, "tricks.max_entropy looks at one pass for one loss; leave it out"),
+            )
+            if wrong
+        ]
+        if problems:
+            raise MethodError("oat: " + "; ".join(problems))
+
+
+class _Said(nn.Module):
+    """Says again what a network has said already, so that an objective can judge a part of it."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._outputs
+
+
+def _paired(batch: Batch, places: list[int]) -> tuple[Batch, list[int]]:
+    """The samples; one alone twice, since it has no batch statistics. Means over them stay as they are."""
+    if len(places) > 1:
+        return batch, places
+    return Batch(torch.cat([batch.x, batch.x]), torch.cat([batch.y, batch.y])), places * 2
