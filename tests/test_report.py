@@ -173,6 +173,34 @@ def test_the_sizes_csv_has_every_digit_of_the_last_evaluation(tmp_path: Path) ->
         assert {key: int(row[key]) for key in cost(index)} == cost(index)
 
 
+def test_the_trade_off_has_a_curve_per_size_and_every_digit(tmp_path: Path) -> None:
+    def points(base: float) -> list[dict[str, float | None]]:
+        return [{"robustness": level, "standard": base - level / 3, "robust": level / 7} for level in (0.0, 0.2, 1.0)]
+
+    robust = {label: points(base) for label, base in zip(LABELS, (0.7, 0.8, 0.9))}
+    events = [start(), round_event(1, scores=[0.1, 0.2, 0.3], robust=robust), round_event(2)]
+    page = page_of(save(tmp_path, events))
+    for name in ("trade-off", "robustness"):
+        found = [
+            (row["size"], *(float(row[k]) for k in ("robustness", "standard", "robust")))
+            for row in rows(tmp_path, name)
+        ]
+        assert found == [(label, *point.values()) for label, own in robust.items() for point in own]
+    curves = page.specs["spec-trade-off"]["data"]
+    assert [curve["name"] for curve in curves] == LABELS
+    assert [curve["x"] for curve in curves] == [[point["robust"] for point in own] for own in robust.values()]
+    assert [curve["y"] for curve in curves] == [[point["standard"] for point in own] for own in robust.values()]
+    assert curves[0]["text"] == ["0", "0.2", "1"]
+
+
+def test_a_method_without_a_choice_of_robustness_is_one_point_and_no_attack_is_no_section(tmp_path: Path) -> None:
+    point = [{"robustness": None, "standard": 0.5, "robust": 0.25}]
+    page = page_of(save(tmp_path / "one", [start(), round_event(1, scores=[0.1, 0.2, 0.3], robust={"0.5": point})]))
+    (curve,) = page.specs["spec-trade-off"]["data"]
+    assert (curve["x"], curve["y"], curve["mode"]) == ([0.25], [0.5], "markers")
+    assert "Robustness" not in page_of(save(tmp_path / "none", FINISHED)).text
+
+
 def test_the_size_table_shows_human_units_and_keeps_the_exact_number_in_the_title(tmp_path: Path) -> None:
     shown = page_of(save(tmp_path, FINISHED)).row("0.5")
     plain = [(text.replace("\N{NARROW NO-BREAK SPACE}", " "), title) for text, title in shown]

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from anysize.errors import AnysizeError
-from anysize.report import analysis, figures, page, tables, widths
+from anysize.report import analysis, figures, page, robustness, tables, widths
 from anysize.report.record import read, read_events
 
 __all__ = ["read_events", "write"]
@@ -34,8 +34,8 @@ def write(directory: Path) -> Path:
     'report.html'
     """
     record = read(directory)
-    drawn = [*figures.build(record), *widths.build(record), *analysis.build(record)]
-    optional = [tables.groups(record), tables.client_metrics(record), tables.profile(record)]
+    drawn = [*figures.build(record), *widths.build(record), *robustness.build(record), *analysis.build(record)]
+    optional = [robustness.levels(record), tables.groups(record), tables.client_metrics(record), tables.profile(record)]
     shown = [tables.sizes(record), *(table for table in optional if table is not None)]
     report = directory / "report.html"
     try:

@@ -23,6 +23,7 @@ SECTIONS = (
     ("sizes", "Sizes"),
     ("rounds", "Training"),
     ("cost", "What a size costs, and what it gives"),
+    ("robustness", "Robustness"),
     ("progress", "What it took to get there"),
     ("analysis", "Inside the method"),
     ("groups", "Device groups"),
@@ -108,8 +109,8 @@ def _section(
     record: Record, key: str, title: str, tables: Sequence[Table], figures: Sequence[Figure], plots: bool
 ) -> str:
     """A section's tables and figures under its title; nothing where it has none."""
-    names = {"sizes": "sizes", "groups": "groups", "clients": "client-metrics", "time": "profile"}
-    parts = [_table(record, table) for table in tables if table.name == names.get(key)]
+    names = {"clients": "client-metrics", "time": "profile"}  # of the table that a section has, where not its own
+    parts = [_table(record, table) for table in tables if table.name == names.get(key, key)]
     shown = [figure for figure in figures if figure.section == key] if plots else []
     parts += [_figure(figure) for figure in shown if figure.wide]
     narrow = [_figure(figure) for figure in shown if not figure.wide]

@@ -114,6 +114,14 @@ class GroupScore(Entry):
     clients: Number | None = None
 
 
+class TradeOff(Entry):
+    """The metric of one size at one level of robustness, None where there is no choice: clean, and under attack."""
+
+    robustness: Number | None = None
+    standard: Number | None = None
+    robust: Number | None = None
+
+
 class Round(Entry):
     """One round: what it cost and, if it was evaluated, how good each size was after it."""
 
@@ -127,6 +135,7 @@ class Round(Entry):
     clients: list[Participation] = []
     client_metrics: dict[str, GroupScore] = {}
     profile: dict[str, Number] = {}
+    robust: dict[str, list[TradeOff]] = {}
 
     def value(self, label: str, metric: str) -> Number | None:
         """A size's metric of any name after this round, None where it was not measured."""
