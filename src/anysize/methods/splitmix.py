@@ -25,6 +25,8 @@ the classes of the client, as HeteroFL's does and the paper says. `rescale_layer
 by r in training only, as in the authors' code; it is off by default, since the paper finds that it changes nothing
 where statistics are the batch's and ruins the ones kept in training. The authors train bases one after another; here
 they go through in one pass where `elastic.grouping` can and where it is faster, which changes no more than rounding.
+The attack's step is 2/255 as in the paper; the authors' code has min(1.25 epsilon, epsilon + 4/255) / steps, which is
+10/255/7 at epsilon 8/255 and 7 steps; [tricks] attack_step = 0.0056 is that, rounded.
 """
 
 from __future__ import annotations
