@@ -67,21 +67,25 @@ def round_clients(made: Experiment, number: int) -> list[Client]:
 
 def plain_round(made: Experiment, state: Any, clients: Iterable[Client]) -> None:
     """What one writes without a framework: the same sub-models in turn, torch's defaults, a DataLoader for each."""
-    context, method = made.context, made.method
     for client in clients:
-        message = method.extract(context, state, client)
-        module = method.build(context, message)
-        x, y = made.shares.share(client.id).train.batch(torch.arange(client.samples))
-        loader = DataLoader(TensorDataset(to_input(x), y), batch_size=32, shuffle=True)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-        objective = make_objective(context.task, context.tricks, None)
-        step = Step(0, torch.Generator(), {}, objective)
-        module.train()
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            method.loss(module, Batch(inputs, targets), step).backward()
-            optimizer.step()
-        {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        plain_training(made, made.method.extract(made.context, state, client))
+
+
+def plain_training(made: Experiment, message: SubModel) -> dict[str, torch.Tensor]:
+    """The tensors of one sub-model after an epoch on its client's data, trained by a plain PyTorch loop."""
+    context, method = made.context, made.method
+    module = method.build(context, message)
+    share = made.shares.share(message.ticket["client"])
+    x, y = share.train.batch(torch.arange(len(share.train)))
+    loader = DataLoader(TensorDataset(to_input(x), y), batch_size=32, shuffle=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    step = Step(0, torch.Generator(), {}, make_objective(context.task, context.tricks, None))
+    module.train()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        method.loss(module, Batch(inputs, targets), step).backward()
+        optimizer.step()
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def against_plain_torch(rounds: int) -> dict[str, Any]:
@@ -153,7 +157,6 @@ def overhead() -> dict[str, Any]:
         "model": {"name": "mlp"},
         "method": {"name": "benchmarks.bench:Idle"},
     }
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     made = Experiment.from_config(from_dict(tables))
     method = Idle()
     state = method.init(made.context)
@@ -248,7 +251,6 @@ def _start(count: str) -> None:
 
 def _generated(clients: int, per_round: int | None = None) -> Experiment:
     """Clients whose data is made only when they are drawn."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     tables = {
         "data": {"name": "benchmarks.bench:generated", "clients": clients, "options": {"classes": 10}},
         "model": {"name": "mlp", "options": {"hidden": [512, 512]}},
@@ -301,17 +303,26 @@ def _cpuinfo() -> Iterator[str]:
         return
 
 
+def against_flower() -> dict[str, Any]:
+    """The same job on Flower's simulation; see `benchmarks/flower_peer.py`."""
+    from benchmarks.flower_peer import against_flower
+
+    return against_flower()
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "overhead_100_idle_clients": overhead,
     "step_ms_by_width": step_by_width,
     "evaluation": evaluation,
     "memory": memory,
     "against_plain_torch": lambda: against_plain_torch(5),
+    "against_flower": against_flower,
 }
 
 
 def main() -> None:
     """Measures every part, or those named, and writes the file."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # parts and their workers import benchmarks.*
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; by default all")
     parser.add_argument("--call", nargs=2, help=argparse.SUPPRESS)
