@@ -607,6 +607,9 @@ class TrainingConfig(Table):
     """Decay of every parameter."""
     clip: Positive | None = None
     """The largest norm of the gradient of a parameter group (most methods have one); absent: no clipping."""
+    stack: Count = 1
+    """Clients of equal shape and amount of data that are trained together, in networks of linear and recurrent layers;
+    1: each alone. Results differ in their last bits."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
     """How the learning rate falls over the rounds."""
     milestones: Annotated[tuple[Positive, ...], Field(strict=False)] = ()

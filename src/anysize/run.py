@@ -19,6 +19,7 @@ from torch import nn
 from anysize import checkpoint as checkpoints
 from anysize import config as configs
 from anysize import directory as directories
+from anysize import stacking
 from anysize.checkpoint import Checkpoint
 from anysize.context import Size
 from anysize.cost import Cost, largest_fitting
@@ -29,6 +30,7 @@ from anysize.engines import Engine, InProcess
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
+from anysize.engines.stacked import Stacked
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
@@ -266,6 +268,8 @@ class _Runner:
             self._check_resumable()
         else:
             directories.check_free(self._directory, overwrite)
+        if experiment.config.training.stack > 1:
+            stacking.check(experiment.context)
         self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
         self._costs = {size.label: experiment.cost(size, state=fresh) for size in experiment.context.sizes}
@@ -307,6 +311,10 @@ class _Runner:
         return current
 
     def _engine(self, current: Checkpoint) -> Engine:
+        engine, stack = self._plain_engine(current), self._experiment.config.training.stack
+        return engine if stack == 1 else Stacked(engine, stack, self._experiment.shares.samples)
+
+    def _plain_engine(self, current: Checkpoint) -> Engine:
         experiment, options = self._experiment, self._experiment.config.engine
         if options.name == "processes":
             reason = obstacle(experiment)

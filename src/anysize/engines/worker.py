@@ -24,8 +24,8 @@ from anysize.engines import shared
 from anysize.engines.memory import hold_memory
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment, Signature
-from anysize.local import perform
 from anysize.methods.base import SubModel
+from anysize.stacking import perform_any
 from anysize.wire import Json, dump
 
 KEY = "ANYSIZE_WORKER_KEY"
@@ -73,7 +73,7 @@ def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
         kept = shared.get(message["kept"], memory)
         try:
             with experiment.blamed(f"round {sub_model.ticket['round']}, client {sub_model.ticket['client']}"):
-                update = perform(context, method, sub_model, shares.share(int(message["ticket"]["client"])), kept)
+                update = perform_any(context, method, sub_model, shares, kept)
         except Exception as error:
             connection.send_bytes(failure(error))
             continue
