@@ -290,11 +290,11 @@ def best(function: Callable[[], Any], times: int = 5) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures were measured, and when."""
+    """Where the figures were measured."""
     model = next(
         (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
     )
-    return {"date": time.strftime("%Y-%m-%d"), "processor": model, "cores": os.cpu_count(), "torch": torch.__version__}
+    return {"processor": model, "cores": os.cpu_count(), "torch": torch.__version__}
 
 
 def _cpuinfo() -> Iterator[str]:
@@ -358,7 +358,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Measures every part, or those named, and writes the file."""
+    """Measures every part, or those named, and writes the file and the README's table."""
     sys.path.insert(0, str(Path(__file__).parents[1]))  # parts and their workers import benchmarks.*
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; by default all")
@@ -367,15 +367,19 @@ def main() -> None:
     if given.call:
         globals()[given.call[0]](given.call[1])
         return
+    from benchmarks import table
+
     hold_memory()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() and given.parts else {}
     results["machine"] = machine()
     for name in given.parts or PARTS:
         print(f"{name} ...", flush=True)
         results[name] = PARTS[name]()
+        results.setdefault("dates", {})[name] = time.strftime("%Y-%m-%d")
         print(json.dumps(results[name], indent=1), flush=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {RESULTS}")
+    table.write()
+    print(f"written to {RESULTS} and into README.md")
 
 
 if __name__ == "__main__":

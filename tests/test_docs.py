@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -42,9 +43,9 @@ def code(page: Path) -> list[str]:
     return [*re.findall(r"`([^`]+)`", rest), *(line for block in fenced for line in block.splitlines())]
 
 
-def generator() -> ModuleType:
-    """docs/generate.py as a module."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def script(path: str) -> ModuleType:
+    """A script of the project as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -134,7 +135,7 @@ def test_own_data_and_model_of_the_page_train(tmp_path: Path, monkeypatch: pytes
 
 def test_experiment_page_is_what_the_generator_prints() -> None:
     page = (ROOT / "docs" / "experiment-file.md").read_text(encoding="utf-8")
-    assert page == generator().page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
+    assert page == script("docs/generate.py").page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -236,6 +237,13 @@ def test_costs_in_the_readme_are_those_of_the_demo() -> None:
     assert [row[:4] for row in shown] == counted
 
 
+def test_the_speed_table_is_made_from_the_measured_results() -> None:
+    made, text = script("benchmarks/table.py"), (ROOT / "README.md").read_text(encoding="utf-8")
+    results = json.loads(made.RESULTS.read_text())
+    assert text == made.shown(text, results), "run: .venv/bin/python benchmarks/table.py"
+    assert set(results["dates"]) == set(results) - {"dates", "machine"}
+
+
 def test_privacy_page_lists_what_the_plan_of_the_demo_lists() -> None:
     leaves = plan(Experiment.from_config(config.load(DEMO)))["leaves_the_device"]
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
@@ -249,7 +257,7 @@ def test_laws_of_the_page_are_the_laws() -> None:
 
 
 def test_engines_that_the_docs_call_missing_are_refused(tmp_path: Path) -> None:
-    assert "`flower` is refused" in generator().NOTES["engine"]
+    assert "`flower` is refused" in script("docs/generate.py").NOTES["engine"]
     with pytest.raises(ConfigError, match="not part of this version; known: inprocess, processes"):
         az.run(DEMO, out=tmp_path, overrides=["engine.name=flower", "rounds=1"])
 
