@@ -19,7 +19,6 @@ import typer
 
 import anysize as az
 from anysize import cli, config
-from anysize.errors import ConfigError
 from anysize.experiment import Experiment
 from anysize.planning import plan
 from anysize.testing import LAWS
@@ -254,12 +253,6 @@ def test_laws_of_the_page_are_the_laws() -> None:
     page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", page.partition("## The laws")[2], re.MULTILINE)
     assert rows == list(LAWS), "the table of laws in docs/own-method.md names other laws than anysize.testing"
-
-
-def test_engines_that_the_docs_call_missing_are_refused(tmp_path: Path) -> None:
-    assert "`flower` is refused" in script("docs/generate.py").NOTES["engine"]
-    with pytest.raises(ConfigError, match="not part of this version; known: inprocess, processes"):
-        az.run(DEMO, out=tmp_path, overrides=["engine.name=flower", "rounds=1"])
 
 
 def test_resume_page_names_what_a_resumed_run_may_change() -> None:

@@ -739,7 +739,7 @@ class EngineConfig(Table):
 
     table: ClassVar[str] = "engine"
     name: Literal["inprocess", "processes", "flower"] = Field(default_factory=lambda: _default_engine())
-    """In this process, in worker processes, or on a fleet; absent: worker processes where there are several cores."""
+    """In this process, in worker processes, or on Flower's simulation; absent: processes if there are several cores."""
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
     accelerator: Name = "auto"

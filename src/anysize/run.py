@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -261,7 +261,7 @@ class _Runner:
     def _tried(self, resume: bool, overwrite: bool) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
         experiment = self._experiment
-        _check_engine(experiment.config.engine.name)
+        _check_engine(experiment.config)
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
         if resume:
@@ -316,10 +316,10 @@ class _Runner:
 
     def _plain_engine(self, current: Checkpoint) -> Engine:
         experiment, options = self._experiment, self._experiment.config.engine
-        if options.name == "processes":
+        if options.name != "inprocess":
             reason = obstacle(experiment)
             if reason is None:
-                return Processes(experiment, current.kept, options.workers)
+                return engine_kind(options.name)(experiment, current.kept, options.workers)
             self._on_event({"event": "notice", "text": f"clients run in this process, one after another: {reason}"})
         return InProcess(experiment.context, experiment.method, experiment.shares, current.kept)
 
@@ -555,9 +555,24 @@ def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
         raise CheckpointError(f"the checkpoint in {directory} is damaged: {error}") from None
 
 
-def _check_engine(name: str) -> None:
-    if name not in ("inprocess", "processes"):
-        raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess, processes")
+def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int | None], Engine]:
+    """The engine of that name that runs clients in other processes; an error if it needs what is not installed."""
+    if name == "flower":
+        from anysize.engines.flower import Flower  # an extra
+
+        return Flower
+    return Processes
+
+
+def _check_engine(config: configs.ExperimentConfig) -> None:
+    """Refuses an engine that is not there, or that cannot do what the experiment asks."""
+    if config.engine.name == "flower":
+        engine_kind("flower")
+    if config.engine.name == "flower" and config.training.stack > 1:
+        raise ConfigError(
+            f"training.stack = {config.training.stack}: on Flower every client trains by itself; the engines inprocess "
+            "and processes stack clients"
+        )
 
 
 def _version(package: str) -> str:

@@ -97,7 +97,7 @@ class Processes(Engine):
         self._names = 0
         self._free = deque(range(2 * self._count))
         self._key = secrets.token_bytes(32)
-        self._hello = json.dumps(_hello(experiment, Path(self._home.name))).encode()
+        self._hello = json.dumps(described(experiment, Path(self._home.name))).encode()
         self._listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
         self._workers: list[_Worker] = []
         processes: list[subprocess.Popen[bytes]] = []
@@ -208,7 +208,7 @@ class Processes(Engine):
     def _answer(self, worker: _Worker) -> Update:
         answer = json.loads(worker.connection.recv_bytes())
         if "error" in answer:
-            raise _raised(answer)
+            raise raised(answer)
         if "blobs" in answer:
             (tensors, ticket), (keep, _) = (load(worker.connection.recv_bytes()) for _ in range(2))
             return Update(tensors, ticket, keep)
@@ -265,7 +265,7 @@ class Processes(Engine):
                     f"a worker ended with code {code} while it started; is there enough memory?"
                 ) from None
             if "error" in answer:
-                raise _raised(answer)
+                raise raised(answer)
         return workers
 
 
@@ -281,7 +281,8 @@ def obstacle(experiment: Experiment) -> str | None:
     return None
 
 
-def _hello(experiment: Experiment, home: Path) -> Json:
+def described(experiment: Experiment, home: Path) -> Json:
+    """All that another process must know of an experiment; training data in memory is put into a file in `home`."""
     folder = experiment.config.folder
     part = _tensor_part(experiment)
     data: Json | None = None
@@ -325,7 +326,7 @@ def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Con
     raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
 
 
-def _raised(answer: Json) -> Exception:
+def raised(answer: Json) -> Exception:
     """The worker's error as the one that would have been raised here."""
     kind = getattr(errors, answer["kind"] or "", None)
     if isinstance(kind, type) and issubclass(kind, AnysizeError):
