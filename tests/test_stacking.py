@@ -215,6 +215,12 @@ class Drawing(FedAvg):
         return super().loss(module, batch, step) * torch.rand((), generator=step.generator)
 
 
+def test_a_method_that_chooses_at_every_step_is_refused() -> None:
+    made = small.experiment(method={"name": "fjord"}, data={"clients": 4}, devices={"capacities": [0.5, 1.0]})
+    with pytest.raises(MethodError, match=r"training\.stack: the method chooses one of 2 ways"):
+        after_a_round(made, Stacked(inside(made), 4, made.shares.samples))
+
+
 def test_a_loss_that_draws_is_refused() -> None:
     made = small.experiment(data={"clients": 4}, devices={"capacities": [1.0]})
     made.__dict__["method"] = Drawing()
