@@ -79,7 +79,14 @@ def assert_stacking_changes_last_bits_only(made: Experiment) -> None:
 )
 def test_a_stacked_round_equals_a_plain_one_but_for_the_last_bits(method: str, changes: dict[str, Any]) -> None:
     data = {"clients": 8, "split": "classes", "classes_per_client": 3}
-    assert_stacking_changes_last_bits_only(small.experiment(method={"name": method}, data=data, **changes))
+    table = {"name": method} | ({"execution": "compose"} if method == "flanc" else {})
+    assert_stacking_changes_last_bits_only(small.experiment(method=table, data=data, **changes))
+
+
+def test_flanc_that_mixes_holds_its_factors_apart_and_is_refused() -> None:
+    made = small.experiment(method={"name": "flanc", "execution": "mix"}, data={"clients": 8})
+    with pytest.raises(MethodError, match=r"coefficients.* got no gradient from stacked clients"):
+        after_a_round(made, Stacked(inside(made), 4, made.shares.samples))
 
 
 @pytest.mark.parametrize("method", ["heterofl", "flanc"])
@@ -111,7 +118,7 @@ def test_batch_statistics_are_each_clients_own() -> None:
 
 
 def test_both_engines_end_in_the_same_bits_with_stacks() -> None:
-    made = small.experiment(data={"clients": 10}, method={"name": "flanc"})
+    made = small.experiment(data={"clients": 10}, method={"name": "flanc", "execution": "compose"})
     here, _ = after_a_round(made, Stacked(inside(made), 3, made.shares.samples))
     with Stacked(Processes(made, {}, workers=2), 3, made.shares.samples) as engine:
         there, _ = after_a_round(made, engine)
@@ -119,11 +126,12 @@ def test_both_engines_end_in_the_same_bits_with_stacks() -> None:
 
 
 def test_a_run_with_stacks_says_so_in_its_complete_config_and_resumes_only_with_them(tmp_path: Path) -> None:
-    small.experiment(rounds=1, training={"stack": 4}).run(tmp_path / "run")
+    small.experiment(rounds=1, method={"name": "heterofl"}, training={"stack": 4}).run(tmp_path / "run")
     assert "stack = 4" in (tmp_path / "run" / "config.toml").read_text()
     with pytest.raises(AnysizeError, match=r"training\.stack: 4 -> 1"):
-        small.experiment(rounds=2).run(tmp_path / "run", resume=True)
-    assert small.experiment(rounds=2, training={"stack": 4}).run(tmp_path / "run", resume=True).round == 2
+        small.experiment(rounds=2, method={"name": "heterofl"}).run(tmp_path / "run", resume=True)
+    resumed = small.experiment(rounds=2, method={"name": "heterofl"}, training={"stack": 4})
+    assert resumed.run(tmp_path / "run", resume=True).round == 2
 
 
 def message(client: int, width: float = 1.0, task: str = "train") -> SubModel:

@@ -123,6 +123,8 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
         optimizer.zero_grad()
         # No client's loss depends on another's parameters: each gets its own gradient.
         loss.sum().backward()  # type: ignore[no-untyped-call]
+        if number == 0:
+            _check_gradients(groups, parameters)
         if context.training.clip is not None:
             for group in groups:
                 clip_each(group.parameters, context.training.clip)
@@ -160,6 +162,17 @@ def _explained(method: Method[Any]) -> Iterator[None]:
             f"training.stack: the loss of {type(method).__name__} or of the network cannot be computed for several "
             f"clients at once ({reason}); leave training.stack out"
         ) from error
+
+
+def _check_gradients(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+    """Refuses a network that reads a parameter past its registered name: vmap would not swap it for the client's."""
+    trained = {id(parameter) for group in groups for parameter in group.parameters}
+    missed = [name for name, p in parameters.items() if id(p) in trained and p.grad is None]
+    if missed:
+        raise MethodError(
+            f"training.stack: {', '.join(missed)} got no gradient from stacked clients: the network does not use it, "
+            "or holds it outside of its registered parameters; leave training.stack out"
+        )
 
 
 class _Loss:
