@@ -30,13 +30,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from anysize.config import from_dict
 from anysize.context import Context, Size
 from anysize.data import Data, Share, to_input
+from anysize.elastic.norm import Statistics
 from anysize.engines import InProcess
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes
 from anysize.engines.stacked import Stacked
-from anysize.evaluation import on_test
-from anysize.experiment import Experiment
+from anysize.evaluation import calibrated, on_test
+from anysize.experiment import Experiment, evaluation_part
 from anysize.local import perform
 from anysize.methods import FLANC, HeteroFL
 from anysize.methods.base import Client, Method, SubModel, Update, sub_model
@@ -189,18 +190,40 @@ def step_by_width() -> dict[str, Any]:
 
 
 def evaluation() -> dict[str, Any]:
-    """Seconds to evaluate all widths on the whole test set, and its share of a run at the default interval."""
-    made = standard_job("flanc")
-    state = made.method.init(made.context)
-    assert made.data is not None
-    test = made.data.test
-    assert test is not None
-    with one_thread():
-        seconds = best(lambda: on_test(made.context, made.method, state, test, {}, 500), 2)
-        with Processes(made, {}, workers=2) as engine:
-            clients = round_clients(made, 1)
-            one = best(lambda: run_round(made.context, made.method, state, clients, engine, 0.05), 3)
-    return {"seconds": seconds, "round_seconds": one, "share_of_run": seconds / (10 * one + seconds)}
+    """Seconds to evaluate all widths on the whole test set, and its share of a run at the default interval.
+
+    HeteroFL's batch-norm statistics are estimated on clients before, which is part of its evaluation.
+    """
+    return evaluated("flanc") | {"heterofl": evaluated("heterofl")}
+
+
+def evaluated(name: str) -> dict[str, Any]:
+    """The same for one method, both with two workers."""
+    made = standard_job(name)
+    context, method, state = made.context, made.method, made.method.init(made.context)
+    test, options = evaluation_part(made), made.config.evaluation
+
+    def evaluate(engine: Processes) -> None:
+        found: dict[str, Statistics] = {}
+        if context.tricks.batch_norm == "calibrated":
+            how = (options.calibration_clients, None, options.calibration_samples)
+            found = calibrated(context, method, state, engine, made.fleet, made.size_of_group, 1, *how)
+        on_test(context, method, state, test, found, options.batch_size, engine=engine)
+
+    with one_thread(), Processes(made, {}, workers=2) as engine:
+        seconds = best(partial(evaluate, engine), 3)
+        rounds = [round_clients(made, number) for number in range(1, 7)]  # who takes part changes what a round costs
+        engine_rounds = [partial(run_round, context, method, state, clients, engine, 0.05) for clients in rounds]
+        one = mean_seconds(engine_rounds)
+    every = made.config.evaluate_every
+    share = seconds / (every * one + seconds)
+    return {"seconds": seconds, "round_seconds": one, "evaluate_every": every, "share_of_run": share}
+
+
+def mean_seconds(rounds: list[Callable[[], Any]]) -> float:
+    """The mean seconds of a round, after one that warms up."""
+    rounds[0]()
+    return statistics.mean(timed(one) for one in rounds)
 
 
 def memory() -> dict[str, Any]:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from anysize.context import Context, Size
-from anysize.cost import Cost, largest_fitting, measure, trained
+from anysize.cost import Cost, first_fitting, measure, trained
 from anysize.data import Data
 from anysize.engines.inprocess import one_thread
-from anysize.experiment import GRID, Experiment
+from anysize.experiment import Experiment
 from anysize.local import draw, layout, perform
 from anysize.methods import FLANC, Client, FedAvg, HeteroFL, Method, SubModel
+from anysize.methods.base import GRID
 from anysize.objectives import Batch, Step, make_objective, proximal
 from anysize.testing import convolutional
 from anysize.wire import dump, size_bytes
@@ -206,14 +207,14 @@ def cost_alone(made: Experiment, width: float) -> Cost:
     return made.cost(Size(width), made.context_for((Size(width),)))
 
 
-def test_the_largest_fitting_size_is_none_where_nothing_fits() -> None:
-    sizes = [Size(0.5), Size(1.0), Size(0.25)]
+def test_the_first_size_that_fits_is_taken_and_none_where_nothing_fits() -> None:
+    sizes = [Size(1.0), Size(0.5), Size(0.25)]
 
-    def cost(size: Size) -> Cost:
-        return Cost(int(100 * size.width), 0, 0, 0, 0, 0, 0)
+    def units(size: Size) -> dict[str, float]:
+        return Cost(int(100 * size.width), 0, 0, 0, 0, 0, 0).units()
 
-    assert largest_fitting(sizes, lambda units: units["parameters"] <= 60, cost) == Size(0.5)
-    assert largest_fitting(sizes, lambda units: False, cost) is None
+    assert first_fitting(sizes, lambda units: units["parameters"] <= 60, units) == Size(0.5)
+    assert first_fitting(sizes, lambda units: False, units) is None
 
 
 def test_a_context_of_a_client_holds_no_weights() -> None:

@@ -10,7 +10,7 @@ import torch
 from anysize.context import Size
 from anysize.data import Data
 from anysize.experiment import Experiment
-from anysize.methods import FLANC, Client, HeteroFL, Method
+from anysize.methods import FLANC, Client, HeteroFL, Method, SHeteroFL, SplitMix
 
 WIDTHS = [0.25, 0.5, 0.75, 1.0]
 
@@ -105,3 +105,34 @@ def test_the_composed_char_lstm_is_smaller_than_the_dense_one_and_grows_with_the
     assert composed == sorted(composed)
     assert all(small < large for small, large in zip(composed, dense))
     assert sent(characters, HeteroFL()) == dense
+
+
+# Split-Mix, Table 1: parameters as its authors' code counts them; MACs in the paper are a tenth of these.
+TABLE_1 = {
+    "preresnet18": ((3, 32, 32), [176_178, 701_018, 2_796_714, 11_172_170], [8.9, 35.0, 139, 555]),
+    "digits-cnn": ((3, 28, 28), [224_194, 892_154, 3_559_402, 14_219_210], [1.16, 3.7, 12.9, 47.8]),
+    "alexnet": ((3, 256, 256), [901_714, 3_583_770, 14_288_938, 57_063_498], [24.5, 75, 254, 923]),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["digits-cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("preresnet18", "alexnet"))]
+)
+def test_split_mix_and_its_baseline_have_the_authors_counts(name: str) -> None:
+    shape, parameters, macs = TABLE_1[name]
+    widths = [0.125, 0.25, 0.5, 1.0]
+    x = torch.zeros(8, *shape, dtype=torch.uint8)
+    made = Experiment(
+        data=Data(train=(x, torch.arange(8) % 10), classes=10),
+        clients=4,
+        model=name,
+        method=SHeteroFL(),
+        devices={"capacities": widths},
+        training={"batch_size": 2},
+    )
+    whole = [made.cost(Size(width)) for width in widths]
+    assert [cost.parameters for cost in whole] == parameters
+    assert [cost.macs / 1e6 for cost in whole] == pytest.approx(macs, rel=0.02)
+    mixed = [made.cost(Size(width), method=SplitMix()) for width in widths]
+    assert [cost.parameters for cost in mixed] == [count * parameters[0] for count in (1, 2, 4, 8)]
+    assert [cost.macs for cost in mixed] == [count * mixed[0].macs for count in (1, 2, 4, 8)]

@@ -30,7 +30,7 @@ def on_digits(out: Path, method: str, **tables: Any) -> az.Run:
     ).run(out)
 
 
-@pytest.mark.parametrize("method, least", [("fedavg", 0.85), ("heterofl", 0.8), ("flanc", 0.8)])
+@pytest.mark.parametrize("method, least", [("fedavg", 0.85), ("heterofl", 0.8), ("flanc", 0.8), ("prism", 0.8)])
 def test_digits_are_learned_at_every_size(tmp_path: Path, method: str, least: float) -> None:
     run = on_digits(tmp_path / "run", method, rounds=8)
     final = run.history[-1]["accuracy"]

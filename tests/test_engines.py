@@ -17,7 +17,7 @@ from anysize.config import from_dict
 from anysize.engines import InProcess, shared
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import AnysizeError, DataError, MethodError
-from anysize.evaluation import calibrated
+from anysize.evaluation import calibrated, on_test
 from anysize.experiment import Experiment
 from anysize.methods.base import Client
 from anysize.round import run_round
@@ -114,6 +114,76 @@ def test_calibration_statistics_are_the_same_on_both_engines() -> None:
         assert dump(statistics.tensors(), {}) == dump(found[label].tensors(), {})
 
 
+@pytest.mark.parametrize("method, tricks", [("heterofl", {"batch_norm": "batch"}), ("flanc", {})])
+def test_workers_measure_the_same_metrics_as_one_process(method: str, tricks: dict[str, Any]) -> None:
+    made = experiment(method, tricks=tricks, evaluation={"batch_size": 7})
+    state = made.method.init(made.context)
+    assert made.data is not None
+    test = made.data.test
+    assert test is not None
+    expected = on_test(made.context, made.method, state, test, {}, 7)
+    with Processes(made, {}, workers=2) as engine:
+        assert engine._test is test
+        found = on_test(made.context, made.method, state, test, {}, 7, engine=engine)
+        os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+        again = on_test(made.context, made.method, state, test, {}, 7, engine=engine)
+        assert not list(engine._home.path.glob("state-*"))
+    assert found == again == expected
+    assert list(found) == [size.label for size in made.sizes]
+
+
+def test_an_engine_goes_on_after_any_number_of_evaluations() -> None:
+    made = experiment("flanc")
+    state = made.method.init(made.context)
+    assert made.data is not None
+    test = made.data.test
+    assert test is not None
+    with Processes(made, {}, workers=1) as engine:
+        for _ in range(5):
+            on_test(made.context, made.method, state, test, {}, 500, engine=engine)
+        assert len(engine._free) == 2
+        _, tally = run_round(made.context, made.method, state, clients(made, 2), engine, 0.05)
+    assert len(tally.clients) == 2
+
+
+def test_an_engine_that_was_left_in_the_middle_says_so() -> None:
+    made = experiment()
+    state = made.method.init(made.context)
+    with Processes(made, {}, workers=1) as engine:
+        engine._free.clear()  # every slot belongs to a pass that nobody reads on
+        with pytest.raises(RuntimeError, match="left in the middle"):
+            run_round(made.context, made.method, state, clients(made, 1), engine, 0.05)
+
+
+def test_workers_measure_with_the_statistics_that_were_calibrated() -> None:
+    made = experiment("heterofl", model={"name": "small-cnn", "options": {"channels": [4, 8]}})
+    state = made.method.init(made.context)
+    widths = {name: size.width for name, size in made.size_of_group.items()}
+    assert made.data is not None
+    test = made.data.test
+    assert test is not None
+    with Processes(made, {}, workers=2) as engine:
+        statistics = calibrated(made.context, made.method, state, engine, made.fleet, widths, 1, 3)
+        found = on_test(made.context, made.method, state, test, statistics, 500, engine=engine)
+    assert found == on_test(made.context, made.method, state, test, statistics, 500)
+    assert found != on_test(made.context, made.method, state, test, {}, 500)
+
+
+def test_what_killed_servers_left_in_shared_memory_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    used = shared.Folder(tmp_path)
+    killed = tmp_path / "anysize-killed"
+    killed.mkdir()
+    (killed / "in-use").touch()
+    foreign = tmp_path / "anysize-of-another-kind"
+    foreign.mkdir()
+    shared.remove_abandoned(tmp_path)
+    assert used.path.is_dir()
+    assert foreign.is_dir()
+    assert not killed.exists()
+    used.cleanup()
+    assert not used.path.exists()
+
+
 def test_an_error_on_a_worker_is_the_error_that_one_process_raises() -> None:
     made = experiment(training={"learning_rate": 1e30})
     state = made.method.init(made.context)
@@ -132,7 +202,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_closing_ends_the_workers_and_frees_the_memory() -> None:
     made = experiment()
     engine = Processes(made, {}, workers=2)
-    home = Path(engine._home.name)
+    home = engine._home.path
     pids = [worker.process.pid for worker in engine._workers]
     assert home.is_dir()
     engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ from anysize.methods.base import Client
 from anysize.round import run_round
 from anysize.wire import dump, flatten
 
-flower = pytest.importorskip("anysize.engines.flower", reason="Flower is an extra")
+for extra in ("flwr", "ray"):
+    pytest.importorskip(extra, reason="Flower is an extra")
+flower = importlib.import_module("anysize.engines.flower")
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +99,7 @@ def test_every_method_ends_in_the_same_bits_and_nothing_is_left_running() -> Non
         assert kept_here.keys() == kept_there.keys()
         assert all(dump(kept_here[c], {}) == dump(kept_there[c], {}) for c in kept_here)
         assert engine._simulation._thread.is_alive() is False
-        assert not Path(engine._home.name).exists()
+        assert not engine._home.path.exists()
 
 
 @pytest.mark.slow

@@ -12,7 +12,21 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
-from anysize.methods import FLANC, Client, FedAvg, FjORD, HeteroFL, Method, SubModel, Update
+from anysize.methods import (
+    FLANC,
+    Client,
+    FedAvg,
+    FedHM,
+    FjORD,
+    HeteroFL,
+    Method,
+    OrigDrop,
+    PriSM,
+    SHeteroFL,
+    SplitMix,
+    SubModel,
+    Update,
+)
 from anysize.methods.base import checked, cut, paste, sub_model
 from anysize.methods.heterofl import HeteroFLState
 from anysize.methods.mean import StreamingMean
@@ -132,7 +146,12 @@ METHODS: dict[str, Method[Any]] = {
     "fedavg each": FedAvg(width="each"),
     "heterofl": HeteroFL(),
     "flanc": FLANC(),
+    "prism": PriSM(),
+    "fedhm": FedHM(),
+    "origdrop": OrigDrop(),
     "fjord": FjORD(),
+    "sheterofl": SHeteroFL(),
+    "splitmix": SplitMix(),
 }
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
@@ -143,9 +162,17 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
     "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
+    "prism with drawn channels": PriSM(channels="drawn", kappa=4.0),
+    "prism top, never refreshed": PriSM(sampling="top", refresh_every=100, frobenius=0.0),
+    "fedhm square": FedHM(reshape="square", pseudo_client=True),
+    "origdrop kept": OrigDrop(dropped="kept"),
     "flanc mixed": FLANC(execution="mix"),
     "flanc shared": FLANC(share_dense=True, start="nested", basis_rate=0.25, coefficients_rate=2.0),
     "flanc products": FLANC(average="products", orthogonality=0.0),
+    "sheterofl unscaled": SHeteroFL(scaler=False),
+    "splitmix one after another": SplitMix(one_pass=False),
+    "splitmix rescaled": SplitMix(rescale_layer=True),
+    "splitmix of smaller bases": SplitMix(base_width=0.125),
 }
 FLEETS = [(0.25, 0.5), (1.0,), (0.5,), (0.25, 0.3, 0.75, 1.0)]
 TRICKS: list[dict[str, Any]] = [
@@ -165,7 +192,7 @@ def fresh(model: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", ["heterofl", "flanc", "fjord"])
+@pytest.mark.parametrize("method", ["heterofl", "flanc", "prism", "fedhm", "fjord"])
 def test_the_adaptive_methods_keep_the_laws_on_every_network(method: str, model: str) -> None:
     check_method(METHODS[method], fresh(model))
 
@@ -183,13 +210,13 @@ def test_every_option_keeps_the_laws(method: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("capacities", FLEETS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg each", "heterofl", "flanc", "fjord"])
+@pytest.mark.parametrize("method", ["fedavg each", "heterofl", "flanc", "prism", "fedhm", "origdrop", "fjord"])
 def test_every_method_keeps_the_laws_in_every_fleet(method: str, capacities: tuple[float, ...]) -> None:
     check_method(METHODS[method], fresh("conv without"), capacities)
 
 
 @pytest.mark.parametrize("tricks", TRICKS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc", "fjord"])
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "flanc", "prism", "fjord"])
 def test_every_method_keeps_the_laws_with_every_trick(method: str, tricks: dict[str, Any]) -> None:
     check_method(METHODS[method], fresh("mlp with batch-norm"), [0.5, 1.0], tricks)
 

@@ -13,7 +13,17 @@ from torch import nn
 from anysize.errors import ConfigError, ModelError
 from anysize.models import Normalize, build, models, normalized
 
-IMAGE_MODELS = ["mlp", "small-cnn", "flanc-cnn", "digits-cnn", "resnet14", "resnet20", "resnet32"]
+IMAGE_MODELS = [
+    "mlp",
+    "small-cnn",
+    "flanc-cnn",
+    "digits-cnn",
+    "femnist-cnn",
+    "vgg11",
+    "resnet14",
+    "resnet20",
+    "resnet32",
+]
 WIDE_MODELS = ["resnet18", "preresnet18"]
 
 
@@ -31,11 +41,27 @@ def parameters(module: nn.Module) -> int:
         ("resnet20", (3, 32, 32), 272_474),
         ("resnet32", (3, 32, 32), 466_906),
         ("digits-cnn", (3, 28, 28), 14_219_210),
+        # The convolutions of VGG-11 have 9,220,480 parameters, 2,752 of them biases, which here are the norms'.
+        ("vgg11", (3, 32, 32), 9_220_480 - 2_752 + 2 * 2_752 + 5_130),
     ],
 )
 def test_parameter_counts_are_those_of_the_papers(name, shape, expected):
     with torch.device("meta"):
         assert parameters(build(name, shape, 10)) == expected
+
+
+def test_the_small_transformer_has_the_parameters_of_deit_tiny():
+    width, hidden, patches, blocks = 192, 768, 64, 12
+    block = 4 * width * (width + 1) + hidden * (width + 1) + width * (hidden + 1) + 4 * width
+    embedding = width * (3 * 16 + 1) + width + (patches + 1) * width
+    with torch.device("meta"):
+        net = build("vit-tiny", (3, 32, 32), 10)
+    assert parameters(net) == embedding + blocks * block + 2 * width + 10 * (width + 1)
+
+
+def test_the_small_transformer_says_what_does_not_fit():
+    with pytest.raises(ModelError, match=r"patches of 5 x 5 do not fill.*; width 10 is no multiple of 3 heads"):
+        build("vit-tiny", (3, 32, 32), 10, {"patch": 5, "width": 10})
 
 
 @pytest.mark.parametrize("p, expected", [(0.25, 43_978), (0.5, 105_738), (0.75, 185_930), (1.0, 284_554)])

@@ -611,3 +611,25 @@ def test_what_a_method_describes_is_drawn_by_its_shape_with_every_value_in_a_csv
     assert csv_of["analysis-spread-over-rounds.csv"] == "round,item,spread\n1,all,0.5\n2,all,0.25\n"
     assert csv_of["analysis-sigma.csv"].splitlines()[-1] == "conv,2,2.0"
     assert csv_of["analysis-gram-conv.csv"].splitlines()[1:] == ["0,0,0.25", "0,1,0.0", "1,0,0.0", "1,1,0.25"]
+
+
+def test_principal_kernels_are_drawn_over_rounds_and_against_their_singular_values(tmp_path: Path) -> None:
+    directory = save(tmp_path, [start(), round_event(1), round_event(2)])
+    for number, needed in ((1, 3.5), (2, 2.5)):
+        arrays = {
+            "needed_kernels/network.conv.weight": torch.tensor([needed, 4.0]),
+            "kernel_draws/network.conv.weight": torch.tensor([[8.0, 4.0, 2.0, 0.0], [3.0, 2.0, 1.5, 0.5]]),
+        }
+        write_analysis(directory, number, arrays)
+    report.write(directory)
+    csv_of = {path.name: path.read_text() for path in (directory / "report").glob("analysis-*.csv")}
+    assert csv_of["analysis-needed_kernels.csv"].splitlines() == [
+        "round,layer,needed_kernels",
+        '1,"conv, 4 kernels",3.5',
+        '2,"conv, 4 kernels",2.5',
+    ]
+    assert csv_of["analysis-kernel_draws.csv"].splitlines()[:3] == [
+        "layer,kernel,singular_value,clients_a_round",
+        "conv,0,8.0,3.0",
+        "conv,1,4.0,2.0",
+    ]

@@ -88,6 +88,19 @@ def test_a_run_killed_twice_ends_in_the_same_bits(tmp_path: Path, undisturbed: U
     assert numbers(run) == numbers(whole)
 
 
+@pytest.mark.parametrize("moment", [("client", 2), ("round", 2), ("client", 4), ("round", 3)])
+def test_with_fewer_checkpoints_a_killed_run_repeats_rounds_and_ends_in_the_same_bits(
+    tmp_path: Path, undisturbed: Undisturbed, moment: tuple[str, int]
+) -> None:
+    tables, whole = undisturbed
+    with pytest.raises(KilledError):
+        small.experiment(**tables, checkpoint_every=3).run(tmp_path / "run", on_event=killer(*moment))
+    assert checkpoints.round_of(tmp_path / "run") == (3 if moment == ("client", 4) else 0)
+    run = small.experiment(**tables).run(tmp_path / "run", resume=True)
+    assert files(run.directory) == files(whole.directory)
+    assert numbers(run) == numbers(whole)
+
+
 def test_a_torn_last_line_and_half_a_file_are_swept_away(tmp_path: Path, undisturbed: Undisturbed) -> None:
     tables, whole = undisturbed
     with pytest.raises(KilledError):
@@ -260,7 +273,7 @@ def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: sig
     assert process.returncode == code
     assert "Traceback" not in errors
     if sign == signal.SIGINT:
-        assert "every finished round is saved, go on with --resume" in errors
+        assert "the last checkpoint is whole, go on with --resume" in errors
     reached = az.load(tmp_path / "run").round
     assert 1 <= reached < 500
     rounds = reached + 2

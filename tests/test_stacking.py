@@ -19,10 +19,10 @@ from anysize.engines.processes import Processes
 from anysize.engines.stacked import Stacked
 from anysize.errors import AnysizeError, ConfigError, MethodError
 from anysize.experiment import Experiment
-from anysize.methods import FedAvg
+from anysize.methods import ELF, FedAvg, SplitMix
 from anysize.methods.base import Client, SubModel
 from anysize.round import run_round
-from anysize.stacking import STACK, clip_each, stacks, unrolled
+from anysize.stacking import STACK, clip_each, refusals, stacks, unrolled
 from anysize.wire import dump, flatten
 
 
@@ -75,6 +75,7 @@ def assert_stacking_changes_last_bits_only(made: Experiment) -> None:
         {},
         {"training": {"local_epochs": 2, "clip": 0.5, "optimizer": "adam", "learning_rate": 0.01}},
         {"tricks": {"masked_loss": True, "classwise_head": True, "proximal": 0.1}, "training": {"local_steps": 3}},
+        {"tricks": {"max_entropy": 5.0}},
     ],
 )
 def test_a_stacked_round_equals_a_plain_one_but_for_the_last_bits(method: str, changes: dict[str, Any]) -> None:
@@ -203,6 +204,7 @@ def test_an_unrolled_layer_computes_what_torch_computes(kind: type[nn.RNNBase], 
         (small.normalised_network(), {}, r"0: a convolution.*1: batch-norm with running statistics"),
         (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)), {}, "1: dropout"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), {"batch_norm": "local"}, r"tricks\.batch_norm"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), {"adversarial": 0.5}, r"tricks\.adversarial = 0\.5"),
     ],
 )
 def test_what_cannot_be_stacked_is_refused_by_name_before_a_file_is_written(
@@ -214,6 +216,23 @@ def test_what_cannot_be_stacked_is_refused_by_name_before_a_file_is_written(
     with pytest.raises(ConfigError, match=rf"(?s)training\.stack = 2.*{reason}"):
         made.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", [ELF(), SplitMix(), SplitMix(dual_norm=True)])
+def test_methods_whose_clients_have_networks_of_their_own_kinds_are_refused_by_name(method: Any) -> None:
+    (line,) = refusals(small.experiment().context, method)
+    assert line.startswith(f"the method {type(method).__name__}: ")
+
+
+def test_an_engine_that_stacks_lets_the_one_below_test_networks() -> None:
+    class Below(Engine):
+        def perform(self, sub_models: Any) -> Any:
+            raise AssertionError
+
+        def examine(self, examination: Any) -> Any:
+            return iter([examination])
+
+    assert list(Stacked(Below(), 2, lambda client: 1).examine("all exams")) == ["all exams"]
 
 
 class Drawing(FedAvg):

@@ -47,14 +47,21 @@ class Checkpoint:
     turns: dict[int, int] = field(default_factory=dict)
 
 
-def save(directory: Path, checkpoint: Checkpoint, about: Json) -> None:
-    """Replaces the directory's checkpoint; `about` is what `peek` tells of it."""
+def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | None = None) -> None:
+    """Replaces the directory's checkpoint.
+
+    Args:
+        directory: of the run.
+        checkpoint: the new one.
+        about: what `peek` tells of it.
+        before: the round of the checkpoint that it replaces; by default the round before.
+    """
     state, note = flatten(checkpoint.state)
     tensors = {f"state/{name}": tensor for name, tensor in state.items()}
     tensors |= {f"momentum/{name}": tensor for name, tensor in checkpoint.momentum.items()}
     for place, statistics in enumerate(checkpoint.statistics.values()):
         tensors |= {f"statistics/{place}/{name}": tensor for name, tensor in statistics.tensors().items()}
-    _save_kept(directory, checkpoint)
+    _save_kept(directory, checkpoint, checkpoint.round - 1 if before is None else before)
     header = {
         "format": _FORMAT,
         "round": checkpoint.round,
@@ -181,12 +188,12 @@ def _kept_file(directory: Path, client: int, turn: int) -> Path:
     return directory / KEPT / f"{client}-{turn}.safetensors"
 
 
-def _save_kept(directory: Path, checkpoint: Checkpoint) -> None:
-    fresh = [client for client, turn in checkpoint.turns.items() if turn == checkpoint.round]
+def _save_kept(directory: Path, checkpoint: Checkpoint, before: int) -> None:
+    fresh = {client: turn for client, turn in checkpoint.turns.items() if turn > before}
     if fresh:
         (directory / KEPT).mkdir(exist_ok=True)
-    for client in fresh:
-        write(_kept_file(directory, client, checkpoint.round), dump(checkpoint.kept[client], {"client": client}))
+    for client, turn in fresh.items():
+        write(_kept_file(directory, client, turn), dump(checkpoint.kept[client], {"client": client}))
 
 
 def _load_kept(directory: Path, client: int, turn: int) -> Tensors:

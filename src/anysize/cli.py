@@ -45,6 +45,10 @@ Directory = Annotated[Path, typer.Argument(help="The run directory.", show_defau
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file; repeatable.")
 ]
+Robustness = Annotated[
+    float | None,
+    typer.Option("--robustness", help="From 0 (accurate) to 1 (robust), for runs trained so.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -74,12 +78,13 @@ def run(
     engine: Annotated[
         str | None, typer.Option("--engine", help="Where clients run: inprocess, processes or flower.")
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
     changes = [*(set_ or []), *([] if engine is None else [f"engine.name={engine}"])]
-    _run(file, changes, out_, resume, overwrite)
+    _run(file, changes, out_, resume, overwrite, profile)
 
 
 @app.command()
@@ -134,18 +139,22 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(made)
         return
-    table = Table("group", "clients", "width", box=None, header_style="bold")
+    if made["table"] is not None:
+        _print_look_up(made["table"])
+    table = Table("group", "clients", "size", box=None, header_style="bold")
     for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up"):
         table.add_column(column, justify="right")
     for group in made["groups"]:
         cells = [f"{group['parameters']:,}", *(_count(group[key]) for key in ("macs", "training_macs"))]
         cells += [_bytes(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
-        table.add_row(escape(group["name"]), str(group["clients"]), f"{group['width']:g}", *cells)
+        table.add_row(escape(group["name"]), str(group["clients"]), _shape(group), *cells)
     out.print(table)
     _say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     _say("Activations: held by a training step. Bytes: per client and round.")
     for text in _ways(made["groups"]):
         _say(text)
+    if any(group["mask"] for group in made["groups"]):
+        _say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication does them too.")
     _say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     _print_notices(made["notices"])
 
@@ -163,9 +172,30 @@ def _ways(groups: list[dict[str, Any]]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def _print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
+    """The look-up table, best first."""
+    table = Table("what could be trained", box=None, header_style="bold")
+    for column in ("proxy accuracy", "parameters", "MACs", "non-zero", "activations", "bytes", "step"):
+        table.add_column(column, justify="right")
+    for entry in entries:
+        cost = entry["cost"]
+        cells = [f"{entry['accuracy']:.4f}", f"{cost['parameters']:,.0f}", _count(cost["macs"])]
+        cells += [_count(cost["nonzero_macs"]), _bytes(cost["activation_bytes"]), _bytes(cost["bytes"])]
+        table.add_row(_shape(entry), *cells, f"{cost['latency_ms']:.1f} ms" if "latency_ms" in cost else "")
+    out.print(table)
+    _say("")
+
+
+def _shape(size: Mapping[str, Any]) -> str:
+    """A size in words: its width, and depth and mask where it has them."""
+    parts = [f"{size['width']:g}"] if size["width"] != 1 or size["depth"] is None else []
+    parts += [f"depth {size['depth']}"] if size["depth"] is not None else []
+    return ", ".join([*parts, *([f"mask {size['mask']:g}"] if size["mask"] else [])])
+
+
 @app.command()
 def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
-    """Show the model's width groups, and which methods can train it."""
+    """Show the model's width groups and removable blocks, and which methods can train it."""
     from anysize.inspection import inspect as look
 
     experiment = _experiment(file, set_ or [])
@@ -185,25 +215,40 @@ def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
 @app.command()
 def customize(
     directory: Directory,
-    to: Annotated[Path, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)
+    ] = None,
     size: Annotated[str | None, typer.Option("--size", help="A trained size's label, or any width.")] = None,
     budget: Annotated[
         list[str] | None, typer.Option("--budget", metavar="UNIT=AMOUNT", help="inference_bytes=4e6, macs=...")
     ] = None,
+    robustness: Robustness = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="net.anysize: all sizes in one file for anysize.runtime.")
+    ] = None,
 ) -> None:
-    """Cut a run's model to a size and write it as a file."""
+    """Cut a run's model to a size and write it as a file, or write all sizes as one."""
     import anysize as az
     from anysize.customize import check_path
     from anysize.customize import export as write
 
+    if (to is None) == (bundle is None):
+        raise click.UsageError("give --to or --bundle, one of the two")
+    if bundle is not None:
+        if size is not None or budget or robustness is not None:
+            raise click.UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
+        _bundle(az.load(directory), bundle)
+        return
+    assert to is not None
     if (size is None) == (not budget):
         raise click.UsageError("give --size or --budget, one of the two")
     check_path(to)
     limit = _budget(budget or []) if size is None else None
     made = az.load(directory)
     chosen = made.fitting(limit) if limit is not None else made.size(size or "")
-    network = made.customize(chosen.label)
+    network = made.customize(chosen.label, robustness=robustness)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
+    about |= {} if robustness is None else {"robustness": robustness}
     done = write(network, to, made.experiment.signature, about | {"data": made.experiment.signature.to_json()})
     parameters = sum(parameter.numel() for parameter in network.parameters())
     _say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {_bytes(done.size_bytes)}")
@@ -216,28 +261,56 @@ def customize(
 app.command("export", hidden=True)(customize)
 
 
+def _bundle(made: Run, path: Path) -> None:
+    done = made.bundle(path)
+    labels = ", ".join(trained.label for trained in made.sizes)
+    _say(f"{done.path}: sizes {labels}, {_bytes(done.size_bytes)}; on a device: anysize.runtime.load('{path.name}')")
+    _say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+
+
 @app.command()
 def evaluate(
     directory: Directory,
     size: Annotated[
         list[str] | None, typer.Option("--size", help="A label or a width; repeatable; by default all trained.")
     ] = None,
+    robustness: Robustness = None,
+    attack: Annotated[
+        str | None, typer.Option("--attack", help="Also under attack: pgd or auto.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every size of a run, finished or not, on the test set."""
+    """Measure every size of a run, finished or not, on the test set, and under attack if asked."""
     import anysize as az
 
+    if attack not in (None, "pgd", "auto"):
+        raise click.UsageError(f"--attack {attack}: allowed: pgd, auto")
     made = az.load(directory)
     metric = made.experiment.task.metric
     with err.status("evaluating"), made.experiment.blamed("evaluation"):
-        metrics = made.evaluate(size or None)
+        metrics = made.evaluate(size or None, robustness)
+        attacked = made.attack(size or None, robustness, "auto" if attack == "auto" else "pgd") if attack else {}
     if as_json:
-        _print_json({"metric": metric, metric: {label: m[metric] for label, m in metrics.items()}, "metrics": metrics})
+        more = {"attack": attack, "robust": attacked} if attack else {}
+        by_size = {label: m[metric] for label, m in metrics.items()}
+        _print_json({"metric": metric, metric: by_size, "metrics": metrics} | more)
         return
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
     table = Table("size", *names, box=None, header_style="bold")
     for label, values in metrics.items():
         table.add_row(escape(label), *(f"{values[name]:.4f}" for name in names))
+    out.print(table)
+    if attack:
+        _print_attacked(metric, attack, attacked)
+
+
+def _print_attacked(metric: str, attack: str, attacked: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The metric on clean and on attacked samples, a line for each size and level of robustness."""
+    table = Table("size", "robustness", f"{metric}, clean", f"under {attack}", box=None, header_style="bold")
+    for label, rows in attacked.items():
+        for row in rows:
+            level = "-" if row["robustness"] is None else f"{row['robustness']:g}"
+            table.add_row(escape(label), level, f"{row['standard']:.4f}", f"{row['robust']:.4f}")
     out.print(table)
 
 
@@ -322,7 +395,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
-        err.print(f"stopped{f'; every finished round is saved, go on with {again}' if saved else ''}", style="yellow")
+        err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
         code = _INTERRUPTED
     except Exception as error:
         if debug:
@@ -351,7 +424,9 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     return Experiment.from_config(load(file, overrides))
 
 
-def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool) -> Run:
+def _run(
+    file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool, profile: bool = False
+) -> Run:
     import anysize as az
     from anysize.report import write
     from anysize.report.tables import times
@@ -360,7 +435,7 @@ def _run(file: Path, overrides: Sequence[str], directory: Path | None, resume: b
     began = time.perf_counter()
     with _progress() as progress:
         watch = _Watch(progress, experiment.config.rounds)
-        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, on_event=watch)
+        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, profile=profile, on_event=watch)
     seconds = time.perf_counter() - began
     _print_summary(made)
     _say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")

@@ -49,6 +49,7 @@ class Row:
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
         inference_bytes: parameters and buffers of the finished network.
+        nonzero_macs: multiply-adds of one forward pass whose weight is not zero.
     """
 
     method: str
@@ -63,6 +64,7 @@ class Row:
     bytes_down: int
     bytes_up: int
     inference_bytes: int
+    nonzero_macs: int
 
 
 @dataclass(frozen=True)

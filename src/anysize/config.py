@@ -40,7 +40,7 @@ from anysize.errors import ConfigError, unknown
 RESERVED_TABLES = ("compare", "privacy")
 """Names that no experiment may use yet, so that later versions can give them a meaning."""
 
-UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes")
+UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes", "latency_ms")
 """What a device's budget may limit."""
 
 _PROBLEMS = "problems"  # the type of errors whose lines already say everything, key included
@@ -152,6 +152,7 @@ Count = Annotated[int, _number(lambda value: value >= 1, "at least 1")]
 Positive = Annotated[float, _number(*_above_zero)]
 NotNegative = Annotated[float, _number(lambda value: value >= 0, "at least 0")]
 Part = Annotated[float, _number(*_unit_interval)]
+UpToOne = Annotated[float, _number(lambda value: 0 <= value <= 1, "at least 0 and at most 1")]
 BelowOne = Annotated[float, _number(lambda value: 0 <= value < 1, "at least 0 and below 1")]
 Options = Annotated[dict[str, Any], AfterValidator(_plain_table)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
@@ -217,6 +218,8 @@ class DataConfig(Table):
     """How the training data is divided among the clients."""
     classes_per_client: Count | None = None
     """With split = "classes": how many classes one client has."""
+    unbalance: Part | None = None
+    """With split = "classes": the part of a share that a client has of its classes after the first; absent: all."""
     alpha: Positive | None = None
     """With split = "dirichlet": the concentration; smaller is more uneven."""
     equal_sizes: bool = True
@@ -249,6 +252,8 @@ class DataConfig(Table):
                     f'data.{key}: given {given}, but split = "{self.split}" does not use it; '
                     f'set split = "{split}" or leave it out'
                 )
+        if self.unbalance is not None and self.split != "classes":
+            yield f'data.unbalance: given {self.unbalance}, but only split = "classes" uses it; leave it out'
 
 
 class ModelConfig(Table):
@@ -273,6 +278,8 @@ class ModelConfig(Table):
     """Attention shrinks within every head, or by dropping whole heads."""
     input: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     """The shape of one sample as the network receives it; absent: as the data set says."""
+    blocks: Annotated[tuple[Names, ...], Field(strict=False)] = ()
+    """Names of the modules that can be removed, a list for each stage; absent: found by tracing."""
     attributes: Options = Field(default_factory=dict)
     """Module attributes that hold a size and must shrink with it."""
 
@@ -297,6 +304,8 @@ class BudgetConfig(Table):
     """Bytes on the wire in one round, down and up together."""
     inference_bytes: Positive | None = None
     """Memory of the network when it only predicts."""
+    latency_ms: Positive | None = None
+    """Time of one training step, as measured when the method's table was made; only for methods with a table."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -323,6 +332,8 @@ class GroupConfig(Table):
     """The part of the full model that the device can train."""
     budget: BudgetConfig | None = None
     """What the device can afford, in units, in place of a capacity."""
+    depth: Count | None = None
+    """How many blocks of every stage the device trains, in place of a capacity or beside a budget."""
     macs_per_second: Positive | None = None
     """Compute speed, for virtual time."""
     bytes_per_second: Positive | None = None
@@ -336,8 +347,10 @@ class GroupConfig(Table):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.capacity is None) == (self.budget is None):
-            raise ValueError("must have a capacity or a budget, one of the two")
+        if (self.capacity is None) == (self.budget is None and self.depth is None):
+            raise ValueError(
+                "must have a capacity or a budget, one of the two; a depth goes in place of either, or with a budget"
+            )
         if self.clients is not None and self.fraction is not None:
             raise ValueError("must have clients (a count) or fraction, not both")
         if self.bytes_per_second is not None and (self.bytes_per_second_up or self.bytes_per_second_down):
@@ -423,8 +436,8 @@ class DevicesConfig(Table):
     """With redraw = "round": draw again until every capacity occurs among the participants."""
     participation: Part | None = None
     """The part of the clients that takes part in a round; 1.0 unless clients_per_round is given."""
-    clients_per_round: Count | None = None
-    """How many clients take part in a round."""
+    clients_per_round: Count | Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """How many clients take part in a round; a list: how many of each capacity or group, as listed."""
     assignment: Literal["random", "order", "group"] = "random"
     """Which client has which capacity: shuffled, in blocks as listed, or by its data's group."""
     distribution: Literal["exponential", "step", "log-normal", "two-type"] | None = None
@@ -522,6 +535,8 @@ class DevicesConfig(Table):
             yield "devices.participation: given together with devices.clients_per_round; give one of the two"
         if self.bytes_per_second is not None and (self.bytes_per_second_up or self.bytes_per_second_down):
             yield "devices.bytes_per_second: given together with bytes_per_second_up or _down; give one kind"
+        if isinstance(self.clients_per_round, tuple):
+            yield from self._per_group_problems(self.clients_per_round)
         if self.cover and self.redraw != "round":
             yield 'devices.cover: needs redraw = "round"; capacities that never change cannot be drawn again'
         if self.assignment != "group":
@@ -535,6 +550,13 @@ class DevicesConfig(Table):
         if self.redraw == "round":
             yield 'devices.assignment: "group" needs redraw = "never"'
 
+    def _per_group_problems(self, counts: Sequence[int]) -> Iterator[str]:
+        kinds = len(self.groups or self.capacities or ())
+        if len(counts) != kinds:
+            yield f"devices.clients_per_round: given {len(counts)} counts for {kinds} groups; give one for each"
+        if self.redraw == "round":
+            yield 'devices.clients_per_round: a count for each group needs redraw = "never"'
+
 
 def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
     """What is wrong between groups that are each right by themselves."""
@@ -542,7 +564,7 @@ def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"devices.groups: the name '{name}' occurs {names.count(name)} times; names must differ"
     labels = {repr(group.capacity) for group in groups if group.capacity is not None}
-    for name in sorted({group.name for group in groups if group.budget is not None} & labels):
+    for name in sorted({group.name for group in groups if group.capacity is None} & labels):
         yield f"devices.groups: '{name}' is a budget's group and also a capacity; give the group another name"
     counted = [group for group in groups if group.clients is not None]
     parts = [group.fraction for group in groups if group.fraction is not None]
@@ -694,12 +716,24 @@ class TricksConfig(Table):
     """Which statistics batch-norm uses."""
     weighting: Literal["samples", "clients"] | None = None
     """Weigh an update by its number of samples, or every client alike."""
+    rescaled_init: bool | None = None
+    """Start narrower networks of their own with the full network's smaller weights."""
     proximal: NotNegative | None = None
     """The strength of the pull towards the received weights."""
     proximal_form: Literal["sum", "mean"] | None = None
     """Whether that pull sums over a tensor's entries or takes their mean."""
+    max_entropy: NotNegative | None = None
+    """The strength of the pull of what enters the classifier towards the uniform distribution."""
     server_momentum: BelowOne | None = None
     """Momentum of the server's own step."""
+    adversarial: UpToOne | None = None
+    """The weight of the loss on inputs under attack; the rest is that on clean inputs."""
+    attack_epsilon: Positive | None = None
+    """How far the attack in training may move any entry of an input; inputs are in [0, 1]."""
+    attack_step: Positive | None = None
+    """How far one step of that attack moves it."""
+    attack_steps: Count | None = None
+    """How many steps that attack has."""
 
 
 class EvaluationConfig(Table):
@@ -719,10 +753,32 @@ class EvaluationConfig(Table):
     """The server's test set, and/or each client's held-out share."""
     batch_size: Count = 500
     """Samples in a forward pass."""
+    by_domain: bool = False
+    """Test every data group (domain, writer) by itself: no batch mixes two, and each one's metric is kept."""
     calibration_clients: Count = 20
     """How many clients re-estimate batch-norm statistics."""
+    calibration_samples: Count = 128
+    """How many of its training samples each of them takes for it, at most."""
     clients: Count | None = None
     """How many clients judge themselves where on has "clients"; absent: all."""
+    attack: Literal["none", "pgd", "auto"] = "none"
+    """Also measure under attack: by projected gradient descent, or by a library's stronger attacks."""
+    attack_epsilon: Positive = 8 / 255
+    """How far an attack may move any entry of an input; inputs are in [0, 1]."""
+    attack_step: Positive = 2 / 255
+    """How far one step of "pgd" moves it."""
+    attack_steps: Count = 7
+    """How many steps "pgd" has."""
+    attack_samples: Count = 500
+    """How many test samples are attacked at most."""
+    robustness: Annotated[tuple[UpToOne, ...], Field(strict=False), AfterValidator(_distinct)] = (
+        0.0,
+        0.2,
+        0.5,
+        0.8,
+        1.0,
+    )
+    """The levels of robustness that are measured under attack, where a method offers a choice."""
 
 
 def _default_engine() -> Any:
@@ -742,8 +798,8 @@ class EngineConfig(Table):
     """In this process, in worker processes, or on Flower's simulation; absent: processes if there are several cores."""
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
-    accelerator: Name = "auto"
-    """Where tensors live: auto, cpu, cuda, ..."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where clients train and networks are tested; auto: cuda if there is one, else cpu."""
     round_timeout: Positive | None = None
     """On a fleet: seconds after which a round closes without the missing clients."""
     min_clients: Count | None = None
@@ -767,6 +823,8 @@ class ExperimentConfig(Table):
     """How many rounds the run has."""
     evaluate_every: Count = 10
     """Rounds from one evaluation to the next."""
+    checkpoint_every: Count = 1
+    """Rounds from one checkpoint to the next; what was done since the last one is done again after a resume."""
     data: DataConfig
     model: ModelConfig
     devices: DevicesConfig = Field(default_factory=DevicesConfig)

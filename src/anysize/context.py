@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from anysize.config import TrainingConfig
 from anysize.elastic.axes import Axes
+from anysize.elastic.depth import Stage, without
 from anysize.elastic.slicing import narrow
 from anysize.objectives import Tricks
 from anysize.tasks import Task
+
+if TYPE_CHECKING:
+    from anysize.data import Share
+    from anysize.methods.base import Update
+    from anysize.table import Table
 
 
 @dataclass(frozen=True)
 class Size:
     """How large a network is, with one label: the key in every table and file.
+
+    Attributes:
+        width: the part of the channels.
+        name: the label, where it is not the width.
+        depth: how many blocks of every stage; None for all.
+        mask: the part of the weights that a mask sets to zero.
 
     >>> Size(0.25).label
     '0.25'
@@ -27,16 +41,71 @@ class Size:
 
     width: float
     name: str = ""
+    depth: int | None = None
+    mask: float = 0.0
+    robustness: float | None = None
+    """Between 0 (accurate) and 1 (robust), where a method offers a choice; None for its default. Not in the label."""
 
     @property
     def label(self) -> str:
         """The capacity as given, or the device group's name."""
         return self.name or repr(float(self.width))
 
+    @property
+    def order(self) -> tuple[float, float, float, str]:
+        """A sorting key, smallest first: by width, depth and what the mask leaves."""
+        return self.width, self.depth or math.inf, -self.mask, self.label
+
+    def holds(self, other: Size) -> bool:
+        """Whether a device of this size can run a network of the other.
+
+        >>> Size(1.0, depth=2).holds(Size(0.5, depth=1)), Size(1.0, depth=2).holds(Size(1.0))
+        (True, False)
+        """
+        return other.width <= self.width and (other.depth or math.inf) <= (self.depth or math.inf)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A little data of the server's own, and the ordinary local training on it.
+
+    Attributes:
+        share: that part of the training data, drawn evenly, a fifth of it held out.
+        perform: what a client does with a message; see `anysize.local.perform`.
+    """
+
+    share: Callable[[float], Share]
+    perform: Callable[..., Update]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The robustness that a customised network can have.
+
+    Attributes:
+        values: ascending; the first is the default.
+        mixes: whether everything between two values is allowed too, every tensor lying between theirs.
+
+    >>> Levels((0.0, 1.0), mixes=True).allows(0.3), Levels((0.0, 1.0)).allows(0.3)
+    (True, False)
+    """
+
+    values: tuple[float, ...]
+    mixes: bool = False
+
+    def allows(self, value: float) -> bool:
+        """Whether a network can have it."""
+        return self.values[0] <= value <= self.values[-1] if self.mixes else value in self.values
+
+    def __str__(self) -> str:
+        if self.mixes:
+            return f"{self.values[0]:g} to {self.values[-1]:g}"
+        return ", ".join(f"{value:g}" for value in self.values)
+
 
 @dataclass(frozen=True)
 class Context:
-    """Immutable, and the same on the server and on every client, but for `initial`, which only the server has.
+    """Immutable, and the same on the server and on every client, but for what only the server has.
 
     Attributes:
         template: the full network's structure (a skeleton: no weights), its batch-norm treated as `tricks` says.
@@ -53,6 +122,10 @@ class Context:
         initial: the full network's weights at the start; None on a client.
         built: networks that `local` trains again and again, by method and shapes; a cache, no part of what is known.
         pretrained: whether `initial` was learned, so that a method must start from it rather than draw its own.
+        stages: the blocks that can be removed.
+        proxy: data and training for what a method finds out before the first round; None on a client.
+        table: what it found out; None on a client, and for methods that need none.
+        device: where a client's tensors are while it works.
     """
 
     template: nn.Module
@@ -67,14 +140,19 @@ class Context:
     seed: int = 0
     initial: Mapping[str, Tensor] | None = None
     pretrained: bool = False
+    stages: tuple[Stage, ...] = ()
+    proxy: Proxy | None = None
+    table: Table | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
-    _skeletons: dict[float, nn.Module] = field(default_factory=dict, repr=False, compare=False)
+    _skeletons: dict[tuple[float, int | None], nn.Module] = field(default_factory=dict, repr=False, compare=False)
 
-    def skeleton(self, width: float) -> nn.Module:
-        """The network narrowed to `width`, without weights; made once, so copy it before you change it."""
-        if width not in self._skeletons:
-            self._skeletons[width] = narrow(self.template, self.axes, width)
-        return self._skeletons[width]
+    def skeleton(self, width: float, depth: int | None = None) -> nn.Module:
+        """The network cut to a width and a depth, without weights; made once, so copy it before you change it."""
+        if (width, depth) not in self._skeletons:
+            whole = narrow(self.template, self.axes, width) if depth is None else self.skeleton(width)
+            self._skeletons[width, depth] = whole if depth is None else without(whole, self.stages, depth)
+        return self._skeletons[width, depth]
 
     @property
     def largest(self) -> Size:
@@ -88,4 +166,4 @@ class Context:
 
     def for_client(self) -> Context:
         """The same context without what only the server may hold."""
-        return replace(self, initial=None)
+        return replace(self, initial=None, proxy=None, table=None)

@@ -6,7 +6,9 @@ and autograd's own hooks: nothing is allocated, nothing is estimated, and every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,7 +31,9 @@ class Cost:
 
     Attributes:
         parameters: what a client trains and sends.
-        macs: multiply-adds of one forward pass of the finished network, per sample.
+        macs: multiply-adds of one forward pass of the finished network, per sample, zeros included: a dense
+            multiplication takes its time whatever the numbers are.
+        nonzero_macs: those of them whose weight is not zero, which only hardware for sparse networks saves.
         training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size; the
             mean where the method draws a network for every batch.
         activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch
@@ -46,6 +50,7 @@ class Cost:
     bytes_down: int
     bytes_up: int
     inference_bytes: int
+    nonzero_macs: int = 0
 
     @property
     def bytes(self) -> int:
@@ -75,18 +80,21 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     module = hollow(method.build(context, meta), constants=False)
     batch = Batch(example.x.to("meta"), example.y.to("meta"))
     training, held = training_step(context, method, module, batch)
-    network = hollow(method.customize(context, state, trained(method, context, size)), constants=False)
+    finished = method.customize(context, state, trained(method, context, size))
+    network = hollow(finished, constants=False)
     answer = method.pack(module, meta)
     stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
     sent = {name: tensor for name, tensor in answer.tensors.items() if name not in stays}
+    macs, by_layer = forward_macs(network, batch.x), layer_macs(network, batch.x)
     return Cost(
-        parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        macs=forward_macs(network, batch.x),
+        parameters=method.parameters(module, meta),
+        macs=macs,
         training_macs=training // len(batch.x),
         activation_bytes=held,
         bytes_down=size_bytes(meta.tensors, meta.ticket),
         bytes_up=size_bytes(sent, answer.ticket | _measured(context)),
         inference_bytes=sum(t.numel() * t.element_size() for _, t in named_tensors(network)),
+        nonzero_macs=macs - sum(zero_macs(part, by_layer.get(p, 0)) for p, part in finished.named_modules()),
     )
 
 
@@ -102,6 +110,40 @@ def forward_macs(network: nn.Module, x: Tensor) -> int:
     network.eval()
     with torch.no_grad():
         return _count(lambda: network(x), network)[0] // len(x)
+
+
+def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
+    """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
+    network.eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(x)
+    own = type(network).__name__  # the counter's names begin with the type of the module that was called
+    found = {name: sum(operations.values()) // (2 * len(x)) for name, operations in counter.get_flop_counts().items()}
+    return {name.removeprefix(f"{own}."): count for name, count in found.items() if name.startswith(f"{own}.")}
+
+
+def zero_macs(layer: nn.Module, macs: int) -> int:
+    """Those of a layer's multiply-adds whose weight is zero; of modules without a weight of their own, none.
+
+    >>> zero_macs(nn.ReLU(), 8)
+    0
+    """
+    weight = layer._parameters.get("weight")
+    if weight is None or weight.dim() < 2 or weight.is_meta:
+        return 0
+    return round(macs * (1 - int(weight.count_nonzero()) / weight.numel()))
+
+
+def step_latency_ms(context: Context, method: Method[Any], message: SubModel, example: Batch, steps: int = 5) -> float:
+    """The median time of a training step of the very network that a client builds, on this machine, one thread."""
+    module = method.build(context, message).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    batch = Batch(torch.zeros_like(example.x, device="cpu"), torch.zeros_like(example.y, device="cpu"))
+    times = []
+    for _ in range(steps + 1):  # the first one warms up
+        began = time.perf_counter()
+        training_step(context, method, module, batch)
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times[1:])
 
 
 def training_step(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
@@ -121,7 +163,7 @@ def training_step(context: Context, method: Method[Any], module: nn.Module, batc
 def _one_step(
     context: Context, method: Method[Any], module: nn.Module, batch: Batch, choices: Callable[[int], int]
 ) -> tuple[int, int]:
-    objective = make_objective(context.task, context.tricks, None)
+    objective = make_objective(context.task, context.tricks, None, classifier=context.axes.classifier)
     distillation = make_distillation(context.task, context.tricks, None)
     received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     step = Step(0, torch.Generator(), received, objective, distillation, choices)
@@ -188,14 +230,13 @@ class HeldBytes:
         self._hooks.__exit__(*error)
 
 
-def largest_fitting(
-    sizes: Sequence[Size], fits: Callable[[Mapping[str, float]], bool], cost: Callable[[Size], Cost]
+def first_fitting(
+    sizes: Iterable[Size],
+    fits: Callable[[Mapping[str, float]], bool],
+    units: Callable[[Size], Mapping[str, float]],
 ) -> Size | None:
-    """The largest of `sizes` whose cost fits, or None."""
-    for size in sorted(sizes, key=lambda size: -size.width):
-        if fits(cost(size).units()):
-            return size
-    return None
+    """The first of `sizes`, which are given best first, whose cost fits, or None."""
+    return next((size for size in sizes if fits(units(size))), None)
 
 
 def _measured(context: Context) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +72,11 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
     return Exported(path, path.stat().st_size, difference)
 
 
-def check_path(path: Path) -> None:
-    """Refuses a path that no network can be written to."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ModelError(unknown("export format", path.suffix or path.name, _FORMATS))
+def check_path(path: Path, endings: Collection[str] | None = None) -> None:
+    """Refuses a path that no network can be written to; by default one that `export` cannot write."""
+    known = _FORMATS if endings is None else endings
+    if path.suffix.lower() not in known:
+        raise ModelError(unknown("export format", path.suffix or path.name, known))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.is_dir():
@@ -102,7 +103,7 @@ def _difference(outputs: Tensor, expected: Tensor) -> float:
 def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
     _need("onnxscript", "onnx")
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with _traced("ONNX", path), warnings.catch_warnings(), quiet, _silenced("torch.onnx", "onnxscript"):
+    with traced("ONNX", path), warnings.catch_warnings(), quiet, silenced("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
@@ -128,7 +129,7 @@ def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
 
 
 def _write_program(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
-    with _traced("torch.export", path), warnings.catch_warnings(), _silenced("torch.export"):
+    with traced("torch.export", path), warnings.catch_warnings(), silenced("torch.export"):
         warnings.simplefilter("ignore")
         program = torch.export.export(network, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(program, str(path), extra_files={"anysize.json": json.dumps(about, sort_keys=True)})
@@ -159,7 +160,7 @@ def _need(*packages: str) -> None:
 
 
 @contextlib.contextmanager
-def _traced(form: str, path: Path) -> Iterator[None]:
+def traced(form: str, path: Path) -> Iterator[None]:
     """Turns whatever the tracer raises into one line that names the way out; it raises types of many kinds."""
     try:
         yield
@@ -174,7 +175,7 @@ def _traced(form: str, path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silenced(*names: str) -> Iterator[None]:
+def silenced(*names: str) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -57,6 +57,7 @@ class Budget:
     activation_bytes: float | None = None
     bytes: float | None = None
     inference_bytes: float | None = None
+    latency_ms: float | None = None
 
     def __post_init__(self) -> None:
         limits = self.limits()
@@ -100,6 +101,7 @@ class DeviceGroup:
         label: The size's name in every table: the capacity as given (`"0.25"`), or a budget's group name.
         capacity: The part of the full model that the device can train, or None with a budget.
         budget: What the device can afford in units, or None with a capacity.
+        depth: How many blocks of every stage it trains, or None where that is not given.
         macs_per_second: Compute speed, or None if unknown.
         bytes_per_second_down: Bandwidth from the server, or None if unknown.
         bytes_per_second_up: Bandwidth to the server, or None if unknown.
@@ -119,6 +121,7 @@ class DeviceGroup:
     bytes_per_second_up: float | None = None
     available: float = 1.0
     clients: int = 0
+    depth: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +137,7 @@ class Fleet:
         shares: The probability of each group, where a client's group is redrawn every round.
         redrawn: Whether it is.
         cover: Whether it is redrawn until every group occurs among the participants.
+        per_group: How many of each group are asked, in the order of `groups`; empty where groups do not matter.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> fleet.counts()
@@ -150,6 +154,7 @@ class Fleet:
     shares: tuple[float, ...] = ()
     redrawn: bool = False
     cover: bool = False
+    per_group: tuple[int, ...] = ()
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def counts(self) -> dict[str, int]:
@@ -175,12 +180,21 @@ class Fleet:
         if always and self.per_round == self.clients:
             return list(range(self.clients))
         chosen: list[int] = []
+        left = list(self.per_group)
         for client in _shuffled(self.clients, derive(self.seed, round, "participants")):
-            if always or self._available(client, round):
+            if (always or self._available(client, round)) and self._wanted(client, left):
                 chosen.append(client)
             if len(chosen) == self.per_round:
                 break
         return sorted(chosen)
+
+    def _wanted(self, client: int, left: list[int]) -> bool:
+        """Whether the client's group still lacks participants; counts it if so."""
+        if not left:
+            return True
+        place = int(self.members[client])
+        left[place] -= 1
+        return left[place] >= 0
 
     def _available(self, client: int, round: int) -> bool:
         """Whether a client can take part in a round."""
@@ -286,6 +300,7 @@ def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence
         shares=tuple(shares[place] for place in order),
         redrawn=config.redraw == "round",
         cover=config.cover,
+        per_group=_per_group(config, [int(size) for size in sizes], order, kinds),
     )
 
 
@@ -320,6 +335,7 @@ def _named_kind(group: GroupConfig, defaults: Mapping[str, Any]) -> DeviceGroup:
         label=group.name if group.capacity is None else repr(group.capacity),
         capacity=group.capacity,
         budget=None if group.budget is None else Budget(**group.budget.model_dump()),
+        depth=group.depth,
         **{**defaults, **given},
     )
 
@@ -339,15 +355,15 @@ def _speeds(config: DevicesConfig, place: int) -> dict[str, Any]:
 def _by_size(kinds: Sequence[DeviceGroup], places: Sequence[int]) -> Any:
     """A sorting key by capacity, or by budgets in the same units; as listed where sizes do not compare."""
     sizes: dict[int, tuple[float, ...]] = {place: (float(place),) for place in places}
-    units = {tuple(kind.budget.limits()) if kind.budget else () for kind in kinds}
+    units = {(*(kind.budget.limits() if kind.budget else ()), kind.depth is None) for kind in kinds}
     if len(units) == 1:
         sizes = {place: _size(kind) for place, kind in zip(places, kinds)}
     return lambda place: (sizes[place], place)
 
 
 def _size(kind: DeviceGroup) -> tuple[float, ...]:
-    """A group's capacity, or its budget's limits."""
-    return tuple(kind.budget.limits().values()) if kind.budget else (kind.capacity or 0.0,)
+    """A group's depth or capacity, and its budget's limits."""
+    return (float(kind.depth or kind.capacity or 0), *(kind.budget.limits().values() if kind.budget else ()))
 
 
 # Which client is of which kind ------------------------------------------------------------------------
@@ -510,11 +526,11 @@ def _log_normal_shares(config: DevicesConfig, capacities: Sequence[float]) -> tu
 def _per_round(config: DevicesConfig, clients: int, problems: list[str]) -> int:
     """How many clients a round asks for; problems are added to the list."""
     if config.clients_per_round is not None:
-        if config.clients_per_round > clients:
-            problems.append(
-                f"devices.clients_per_round: given {config.clients_per_round}, but there are only {clients}"
-            )
-        return config.clients_per_round
+        given = config.clients_per_round
+        count = given if isinstance(given, int) else sum(given)
+        if count > clients:
+            problems.append(f"devices.clients_per_round: given {count}, but there are only {clients}")
+        return count
     participation = 1.0 if config.participation is None else config.participation
     count = math.floor(participation * clients + _SLACK)
     if count == 0:
@@ -524,6 +540,23 @@ def _per_round(config: DevicesConfig, clients: int, problems: list[str]) -> int:
             f"the smallest that selects one is {smallest:g}"
         )
     return count
+
+
+def _per_group(
+    config: DevicesConfig, sizes: Sequence[int], order: Sequence[int], kinds: Sequence[DeviceGroup]
+) -> tuple[int, ...]:
+    """How many clients of each group a round asks for, in the fleet's order; empty where that is not given."""
+    if not isinstance(config.clients_per_round, tuple):
+        return ()
+    asked = config.clients_per_round
+    _raise_all(
+        [
+            f"devices.clients_per_round: {asked[place]} of {kinds[place].name} are asked for, and there are {size}"
+            for place, size in enumerate(sizes)
+            if asked[place] > size
+        ]
+    )
+    return tuple(asked[place] for place in order)
 
 
 def _cover_problems(kinds: Sequence[DeviceGroup], shares: Sequence[float], per_round: int) -> Iterator[str]:

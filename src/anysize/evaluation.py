@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anysize.attacks import Attack, pgd, strongest
+from anysize.config import EvaluationConfig
 from anysize.context import Context, Size
 from anysize.cost import trained
-from anysize.data import Part, SubsetPart
+from anysize.data import Part, SubsetPart, groups_of
 from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Engine
+from anysize.errors import ConfigError, DataError
+from anysize.exams import Examination, Examiner, Subject, finished
 from anysize.local import measure, needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
-from anysize.rng import generator
+from anysize.objectives import Batch
+from anysize.rng import derive, generator
+from anysize.tasks import Sums, add
 from anysize.wire import Json
 
 # The first pass normalises by each client's own batches, which differ from client to client; in the second all
 # normalise by the first one's statistics, as the finished network will.
 _CALIBRATION_PASSES = 2
 _TRIES = 20  # draws per wanted client when looking for devices that can run a size
-
-
-def finished(
-    context: Context, method: Method[Any], state: Any, size: Size, statistics: Mapping[str, Statistics]
-) -> nn.Module:
-    """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
-    network = method.customize(context, state, size)
-    if size.label in statistics:
-        attach(network, statistics[size.label])
-    return network.eval()
 
 
 def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
@@ -54,16 +52,112 @@ def on_test(
     statistics: Mapping[str, Statistics],
     batch_size: int,
     sizes: Sequence[Size] | None = None,
+    by_domain: bool = False,
+    engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
-    """The metrics of every size on `part`."""
-    # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
-    shuffled = SubsetPart(part, torch.randperm(len(part), generator=generator("test order")))
-    results: dict[str, dict[str, float]] = {}
+    """The metrics of every size on `part`, the same wherever they are measured: here, or by an engine's workers.
+
+    By domain, every data group is measured by itself, here, and its metric is there as "metric/domain".
+    """
+    wanted = sizes if sizes is not None else method.sizes(context)
+    subject = Subject(state, statistics)
+    if not by_domain:
+        sums = _examined(context, method, subject, part, batch_size, wanted, engine)
+        return {label: context.task.metrics(own) for label, own in sums.items()}
+    parts = {name: _examined(context, method, subject, own, batch_size, wanted) for name, own in domains(part).items()}
+    return {size.label: _of_domains(context, {n: sums[size.label] for n, sums in parts.items()}) for size in wanted}
+
+
+def _examined(
+    context: Context,
+    method: Method[Any],
+    subject: Subject,
+    part: Part,
+    batch_size: int,
+    sizes: Sequence[Size],
+    engine: Engine | None = None,
+) -> dict[str, Sums]:
+    """The sums of the metrics per size label."""
+    examiner = Examiner(context, method, part, batch_size)
+    examination = Examination(subject, examiner, part, batch_size, examiner.exams(sizes))
+    found: dict[str, Sums] = {size.label: {} for size in sizes}
+    measured = engine.examine(examination) if engine else examination.here()
+    for exam, sums in zip(examination.exams, measured, strict=True):
+        add(found[exam.size.label], sums)
+    return found
+
+
+def domains(part: Part) -> dict[str, SubsetPart]:
+    """The samples of each data group (domain, writer), by its name."""
+    groups = groups_of(part)
+    if groups is None:
+        raise DataError("evaluation.by_domain = true, but the test data has no groups; set it to false")
+    return {str(name): SubsetPart(part, (groups == name).nonzero()[0]) for name in np.unique(groups)}
+
+
+def _of_domains(context: Context, sums: Mapping[str, Sums]) -> dict[str, float]:
+    """The metrics over all domains, and the main one of each."""
+    metric = context.task.metric
+    total: Sums = {}
+    for own in sums.values():
+        add(total, own)
+    each = {f"{metric}/{name}": context.task.metrics(own)[metric] for name, own in sums.items()}
+    return context.task.metrics(total) | each
+
+
+def shuffled(part: Part, count: int | None = None) -> SubsetPart:
+    """All samples, or the first `count`, in a fixed random order.
+
+    Networks that normalise by the batch would see single classes in a sorted test set.
+    """
+    return SubsetPart(part, torch.randperm(len(part), generator=generator("test order"))[:count])
+
+
+def under_attack(
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    part: Part,
+    statistics: Mapping[str, Statistics],
+    options: EvaluationConfig,
+    sizes: Sequence[Size] | None = None,
+) -> dict[str, list[Json]]:
+    """Per size, one entry for every level of robustness: the metric on clean samples and on the same under attack."""
+    some, metric = shuffled(part, options.attack_samples), context.task.metric
+    found: dict[str, list[Json]] = {}
     for size in sizes if sizes is not None else method.sizes(context):
-        network = finished(context, method, state, size, statistics)
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        results[size.label] = context.task.metrics(measure(context, network, shuffled, batch_size))
-    return results
+        found[size.label] = []
+        for level in levels_of(context, method, size, options):
+            network = finished(context, method, state, replace(size, robustness=level), statistics)
+            network = network.to(memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
+            change = attacker(context, network, options)
+            clean = context.task.metrics(measure(context, network, some, options.batch_size))
+            attacked = context.task.metrics(measure(context, network, some, options.batch_size, change))
+            found[size.label].append({"robustness": level, "standard": clean[metric], "robust": attacked[metric]})
+    return found
+
+
+def levels_of(context: Context, method: Method[Any], size: Size, options: EvaluationConfig) -> list[float | None]:
+    """The levels of robustness to measure: those asked for, as far as the method has them; None for no choice."""
+    levels = method.levels(context)
+    if levels is None:
+        return [None]
+    if size.robustness is not None:
+        return [size.robustness]
+    wanted = [value for value in options.robustness if levels.allows(value)]
+    return list(wanted if levels.mixes else levels.values)
+
+
+def attacker(context: Context, network: nn.Module, options: EvaluationConfig) -> Callable[[Batch], Tensor]:
+    """The chosen attack on the network."""
+    attack = Attack(options.attack_epsilon, options.attack_step, options.attack_steps)
+    if options.attack == "auto":
+        if context.classes is None or context.task.class_axis not in (1, -1):
+            raise ConfigError('evaluation.attack = "auto" needs a task that gives each sample one class; use "pgd"')
+        classes = context.classes
+        return lambda batch: strongest(network, batch.x, batch.y, attack, classes, derive("attack"))
+    random, task = generator("attack"), context.task
+    return lambda batch: pgd(network, batch.x, lambda x: task.loss(network(x), batch.y), attack, random)
 
 
 def calibrated(
@@ -72,32 +166,44 @@ def calibrated(
     state: Any,
     engine: Engine,
     fleet: Fleet,
-    width_of_group: Mapping[str, float],
+    size_of_group: Mapping[str, Size],
     round: int,
     count: int,
     sizes: Sequence[Size] | None = None,
+    samples: int | None = None,
 ) -> dict[str, Statistics]:
-    """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed."""
+    """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed.
+
+    Each of them takes all of its training samples, or `samples` of them.
+    """
     if not needs_calibration(context):
         return {}
     found: dict[str, Statistics] = {}
-    for size in sizes if sizes is not None else method.sizes(context):
-        ids = able(context, fleet, width_of_group, size, round, count)
-        messages = [_message(context, method, state, size, client, round, "calibrate") for client in ids]
-        for _ in range(_CALIBRATION_PASSES):
-            parts = [Statistics.of(update.tensors) for update in engine.perform(messages)]
-            found[size.label] = merged = merge(parts)
-            messages = [with_statistics(message, merged) for message in messages]
-    return found
+    wanted = list(reversed(sizes if sizes is not None else method.sizes(context)))  # the longest work first
+    ids = {size.label: able(context, fleet, size_of_group, size, round, count) for size in wanted}
+
+    def messages() -> Iterator[SubModel]:
+        for size in wanted:
+            for client in ids[size.label]:
+                message = _message(
+                    context, method, state, size, client, round, "calibrate", calibration_samples=samples
+                )
+                yield with_statistics(message, found[size.label]) if size.label in found else message
+
+    for _ in range(_CALIBRATION_PASSES):
+        answers = [Statistics.of(update.tensors) for update in engine.perform(messages())]
+        parts = iter(answers)
+        found = {size.label: merge(list(islice(parts, len(ids[size.label])))) for size in wanted}
+    return {size.label: found[size.label] for size in reversed(wanted)}
 
 
 def able(
-    context: Context, fleet: Fleet, width_of_group: Mapping[str, float], size: Size, round: int, count: int
+    context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], size: Size, round: int, count: int
 ) -> list[int]:
     """Up to `count` clients whose devices can run `size`, drawn anew every round; if none can, any."""
     random = generator(context.seed, round, "calibration")
     order = _draws(fleet.clients, count, random)
-    chosen = [c for c in order if width_of_group[fleet.group_of(c, round).name] >= size.width]
+    chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(size)]
     return sorted((chosen or order)[:count])
 
 
@@ -111,17 +217,16 @@ def on_clients(
     statistics: Mapping[str, Statistics],
     round: int,
     count: int | None,
+    batch_size: int = 500,
 ) -> list[Json]:
     """One row per client: its metrics on its own held-out share at the size that its device runs."""
-    ids = list(range(fleet.clients))
-    if count is not None and count < fleet.clients:
-        ids = sorted(_draws(fleet.clients, count, generator(context.seed, round, "evaluation"))[:count])
+    ids = _asked(context, fleet, round, count)
     groups = {client: fleet.group_of(client, round) for client in ids}
 
     def messages() -> Iterator[SubModel]:
         for client in ids:
             size = size_of_group[groups[client].name]
-            message = _message(context, method, state, size, client, round, "evaluate")
+            message = _message(context, method, state, size, client, round, "evaluate", batch_size=batch_size)
             runs = trained(method, context, size).label  # FedAvg at the weakest width runs that on every device
             yield with_statistics(message, statistics[runs]) if runs in statistics else message
 
@@ -131,6 +236,32 @@ def on_clients(
         row = {"round": round, "client": client, "group": groups[client].name, "size": update.label}
         rows.append(row | {"samples": update.ticket["samples"]} | context.task.metrics(update.ticket["sums"]))
     return rows
+
+
+def judged(
+    context: Context,
+    engine: Engine,
+    fleet: Fleet,
+    round: int,
+    count: int | None,
+    message: Callable[[Client], SubModel],
+) -> dict[str, float]:
+    """The metrics of the network that `message` gives each client, over the held-out samples of all, or of `count`."""
+    ids = _asked(context, fleet, round, count)
+    clients = [Client(c, i, context.sizes[0], round, 0, context.seed, "evaluate") for i, c in enumerate(ids)]
+    messages = (message(client) for client in clients)
+    asked = (replace(m, ticket=m.ticket | {"task": "evaluate"}) for m in messages)
+    total: Sums = {}
+    for update in engine.perform(asked):
+        add(total, update.ticket["sums"])
+    return context.task.metrics(total)
+
+
+def _asked(context: Context, fleet: Fleet, round: int, count: int | None) -> list[int]:
+    """The clients that are asked about their held-out data: all, or `count` drawn anew every round."""
+    if count is None or count >= fleet.clients:
+        return list(range(fleet.clients))
+    return sorted(_draws(fleet.clients, count, generator(context.seed, round, "evaluation"))[:count])
 
 
 def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[str, Json]:
@@ -155,10 +286,10 @@ def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[
 
 
 def _message(
-    context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str
+    context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str, **more: Any
 ) -> SubModel:
-    message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed))
-    return replace(message, ticket=message.ticket | {"task": task})
+    message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed, task))
+    return replace(message, ticket=message.ticket | {"task": task} | more)
 
 
 def _draws(clients: int, count: int, random: torch.Generator) -> list[int]:

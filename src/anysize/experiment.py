@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -21,27 +21,27 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from anysize import accelerators, models
 from anysize import data as data_sets
-from anysize import models
 from anysize.config import DevicesConfig, ExperimentConfig, from_dict
-from anysize.context import Context, Size
-from anysize.cost import Cost, largest_fitting, measure
-from anysize.data import Data, DeviceShares, Part, Share, Shares, to_input
+from anysize.context import Context, Proxy, Size
+from anysize.cost import Cost, first_fitting, measure
+from anysize.data import Data, DeviceShares, Part, Share, Shares, SubsetPart, to_input
 from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet
 from anysize.elastic.axes import Axes, trace
+from anysize.elastic.depth import Stage, stages
 from anysize.elastic.norm import batch_norms, without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, unknown
 from anysize.methods import Method, make, name_of
-from anysize.objectives import Batch
+from anysize.objectives import Batch, Tricks
+from anysize.rng import generator
+from anysize.table import Table, prepared
 from anysize.tasks import MultiLabel, Task, task
 from anysize.wire import Json
 
 if TYPE_CHECKING:
     from anysize.run import Run
-
-GRID = tuple(i / 16 for i in range(1, 17))
-"""Widths among which a budget in units is solved."""
 
 _LIVE = "live:"
 _MAY_LIVE = ("data", "model", "method", "task")
@@ -99,7 +99,12 @@ class Experiment:
     >>> experiment = Experiment(data="digits", clients=20, model="mlp", method="fedavg", rounds=2)
     >>> [size.label for size in experiment.sizes]
     ['0.25', '0.5', '0.75', '1.0']
+
+    Attributes:
+        tabulates: whether a method's table is made; without it a method answers as far as it can.
     """
+
+    tabulates = True
 
     def __init__(
         self,
@@ -121,6 +126,7 @@ class Experiment:
         seed: int = 0,
         rounds: int = 100,
         evaluate_every: int = 10,
+        checkpoint_every: int = 1,
     ) -> None:
         """Takes what the tables of an experiment file take, and live objects.
 
@@ -142,6 +148,7 @@ class Experiment:
             seed: where every random choice starts.
             rounds: how many.
             evaluate_every: rounds from one evaluation to the next.
+            checkpoint_every: rounds from one checkpoint to the next.
         """
         self._live: dict[str, Any] = {}
         tables: dict[str, Any] = {
@@ -149,6 +156,7 @@ class Experiment:
             "seed": seed,
             "rounds": rounds,
             "evaluate_every": evaluate_every,
+            "checkpoint_every": checkpoint_every,
             "data": self._table("data", data) | dict(partition or {}),
             "model": self._table("model", model),
             "method": self._table("method", method),
@@ -217,7 +225,7 @@ class Experiment:
         """The experiment of a config that differs in its method alone; what was made of the data is not made again."""
         live = {key: value for key, value in self._live.items() if key != "method"}
         other = Experiment.from_config(config, **live)
-        other._pretrained = self._pretrained
+        other._pretrained, other.tabulates = self._pretrained, self.tabulates
         shared = ("task", "source", "shares", "fleet", "signature", "model")
         other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
         return other
@@ -272,6 +280,7 @@ class Experiment:
             config.clients,
             config.split,
             classes_per_client=config.classes_per_client,
+            unbalance=1.0 if config.unbalance is None else config.unbalance,
             alpha=config.alpha,
             equal=config.equal_sizes,
             validation=config.validation,
@@ -337,36 +346,71 @@ class Experiment:
         if self._known is not None:
             return self._known[1]
         by_label = {size.label: size for size in self.size_of_group.values()}
-        return tuple(sorted(by_label.values(), key=lambda size: (size.width, size.label)))
+        return tuple(sorted(by_label.values(), key=lambda size: size.order))
 
     @cached_property
     def size_of_group(self) -> dict[str, Size]:
         """The size that each device group trains."""
-        groups = self.fleet.groups
-        if self.config.devices.capacity_of == "width" and all(group.capacity is not None for group in groups):
-            return {group.name: Size(group.capacity or 1.0) for group in groups}
-        return solve_sizes(self, groups)
+        return solve_sizes(self, self.fleet.groups)
+
+    @cached_property
+    def table(self) -> Table | None:
+        """What the method found out before the first round; None where it needs nothing, or has finished."""
+        return prepared(self) if self.tabulates and self._known is None else None
 
     @cached_property
     def context(self) -> Context:
         """What server and clients both know, with what only the server holds."""
-        return self.context_for(self.sizes)
+        return self.context_for(self.sizes, self.table)
 
-    def context_for(self, sizes: tuple[Size, ...]) -> Context:
+    @property
+    def tricks(self) -> Tricks:
+        """The shared tricks: the method's own where the experiment gives none."""
+        return self.method.paper.chosen(self.config.tricks.model_dump())
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The blocks that can be removed."""
+        return stages(self._template[0], self.signature.example(2), self.config.model.blocks)
+
+    def _proxy(self) -> Proxy | None:
+        """The server's part of the data; None where each device has its own."""
+        from anysize.local import perform
+
+        if self._known is not None or not isinstance(self.source, Data):
+            return None
+        return Proxy(self._proxy_share, perform)
+
+    def _proxy_share(self, fraction: float) -> Share:
+        """An even draw of the training data, the same for every method, a fifth of it held out."""
+        assert isinstance(self.source, Data)
+        whole = self.source.train
+        order = torch.randperm(len(whole), generator=generator(self.config.seed, "proxy"))
+        chosen = order[: min(len(whole), max(5, round(fraction * len(whole))))]
+        held = max(1, len(chosen) // 5)
+        return Share(SubsetPart(whole, chosen[held:]), SubsetPart(whole, chosen[:held]))
+
+    def context_for(self, sizes: tuple[Size, ...], table: Table | None = None) -> Context:
         """The context of a fleet that trains `sizes`."""
+        if self.signature.tokens and self.config.tricks.adversarial:
+            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; leave it out")
         return Context(
             template=self._template[0],
             axes=self.axes,
             task=self.task,
             sizes=sizes,
             training=self.config.training,
-            tricks=self.method.paper.chosen(self.config.tricks.model_dump()),
+            tricks=self.tricks,
             augment=self.config.data.augment,
             classes=self.signature.classes,
             scarce_activations=limits_activations(self.config.devices),
             seed=self.config.seed,
             initial=self._template[1],
             pretrained=self._pretrained or self.config.model.weights is not None,
+            stages=self.stages,
+            proxy=self._proxy(),
+            table=table,
+            device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
             _skeletons=self._skeletons,
         )
 
@@ -400,12 +444,11 @@ class Experiment:
 
     @cached_property
     def _template(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        tricks = self.method.paper.chosen(self.config.tricks.model_dump())
-        network = self.model if tricks.batch_norm in ("tracked", "local") else without_statistics(self.model)
+        network = self.model if self.tricks.batch_norm in ("tracked", "local") else without_statistics(self.model)
         return hollow(network), {name: tensor.clone() for name, tensor in tensors_of(network).items()}
 
     @cached_property
-    def _skeletons(self) -> dict[float, nn.Module]:
+    def _skeletons(self) -> dict[tuple[float, int | None], nn.Module]:
         return {}  # narrowed once for all contexts of this experiment
 
     def _own_parts(self) -> list[str]:
@@ -470,59 +513,107 @@ def limits_activations(devices: DevicesConfig) -> bool:
 
 
 def solve_sizes(experiment: Experiment, groups: Sequence[DeviceGroup]) -> dict[str, Size]:
-    """The largest width on `GRID` that each group's budget, or its fraction of the full cost, allows."""
-    unit = experiment.config.devices.capacity_of
-    costs: dict[float, Cost] = {}
+    """The best of the method's choices that each group's budget, or its fraction of the full cost, allows.
 
-    def cost(size: Size) -> Cost:
-        if size.width not in costs:
-            costs[size.width] = experiment.cost(size, experiment.context_for((Size(size.width),)))
-        return costs[size.width]
+    A group that has a plain capacity trains what the method makes of it.
+    """
+    unit = experiment.config.devices.capacity_of
+    method, table = experiment.method, experiment.table
+    context = experiment.context_for((), table)
+    costs: dict[Size, Mapping[str, float]] = {}
+
+    def units(size: Size) -> Mapping[str, float]:
+        entry = None if table is None else table.entry(size)
+        if entry is not None:
+            return entry.cost
+        if size not in costs:
+            costs[size] = experiment.cost(size, experiment.context_for((size,), table)).units()
+        return costs[size]
 
     solved: dict[str, Size] = {}
+    allowed: dict[str, list[Size]] = {}
     budgets: dict[str, Budget] = {}
     problems = []
     for group in groups:
-        if group.budget is None and unit == "width":
-            solved[group.name] = Size(group.capacity or 1.0)
+        if group.capacity is not None and unit == "width":
+            solved[group.name] = method.sized(context, group.capacity)
             continue
-        budgets[group.name] = budget = group.budget or Budget(
-            **{unit: (group.capacity or 1.0) * cost(Size(1.0)).units()[unit]}
-        )
-        size = largest_fitting([Size(width) for width in GRID], budget.fits, cost)
+        budget = group.budget
+        if budget is None and group.depth is None:
+            budget = Budget(**{unit: (group.capacity or 1.0) * units(Size(1.0))[unit]})
+        choices = [size for size in method.choices(context) if group.depth in (None, size.depth)]
+        problem = _no_choice(experiment, group, budget, choices)
+        size = None if problem else first_fitting(choices, budget.fits if budget else lambda _: True, units)
         if size is None:
-            smallest = cost(Size(GRID[0])).units()
-            needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
             problems.append(
-                f"devices: group '{group.name}' can train no width; the smallest, {GRID[0]:g}, needs {needs}"
+                problem or f"devices: group '{group.name}' can train no size; {_least(choices, budget, units)}"
             )
-        else:
-            solved[group.name] = Size(size.width, name="" if group.label == repr(size.width) else group.label)
+            continue
+        solved[group.name] = _labelled(size, group)
+        if budget is not None:
+            allowed[group.name], budgets[group.name] = choices, budget
     if problems:
         raise ConfigError("\n".join(problems))
-    return lowered(experiment, solved, budgets)
+    return lowered(experiment, solved, budgets, allowed)
 
 
-def lowered(experiment: Experiment, solved: dict[str, Size], budgets: Mapping[str, Budget]) -> dict[str, Size]:
-    """The sizes, lowered on `GRID` until each fits its budget in the fleet that they make together.
+def _no_choice(
+    experiment: Experiment, group: DeviceGroup, budget: Budget | None, choices: Sequence[Size]
+) -> str | None:
+    """Why a group has nothing to choose from, or None."""
+    name = experiment.config.method.name
+    if not choices:
+        every = experiment.method.choices(experiment.context_for((), experiment.table))
+        depths = sorted({size.depth for size in every if size.depth is not None})
+        known = f"it trains depths {', '.join(map(str, depths))}" if depths else "it does not change the depth"
+        return f"devices: group '{group.name}' has depth = {group.depth}, which {name} cannot train; {known}"
+    timed = experiment.table is not None and all("latency_ms" in entry.cost for entry in experiment.table.entries)
+    if budget is not None and budget.latency_ms is not None and not timed:
+        return (
+            f"devices: group '{group.name}' limits latency_ms, which is measured only for a method with a look-up "
+            "table (elf) and kept in its file; name the file in method.table"
+        )
+    return None
+
+
+def _labelled(size: Size, group: DeviceGroup) -> Size:
+    """The size under the group's label, unless that is its own."""
+    return replace(size, name="" if group.label == size.label else group.label)
+
+
+def _least(choices: Sequence[Size], budget: Budget | None, units: Callable[[Size], Mapping[str, float]]) -> str:
+    """What the choices cost at least, in the units of a budget."""
+    limits = {} if budget is None else budget.limits()
+    least = ", ".join(f"{unit} = {min(units(size)[unit] for size in choices):g}" for unit in limits)
+    return f"the smallest needs {least}"
+
+
+def lowered(
+    experiment: Experiment, solved: dict[str, Size], budgets: Mapping[str, Budget], allowed: Mapping[str, list[Size]]
+) -> dict[str, Size]:
+    """The sizes, lowered among the choices until each fits its budget in the fleet that they make together.
 
     What a size costs may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
     """
-    for _ in range(len(GRID) * len(solved)):
-        context = experiment.context_for(tuple(sorted(set(solved.values()), key=lambda size: (size.width, size.label))))
+    while budgets:
+        context = experiment.context_for(
+            tuple(sorted(set(solved.values()), key=lambda size: size.order)), experiment.table
+        )
         state = experiment.method.init(context)
         costs = {name: experiment.cost(solved[name], context, state).units() for name in budgets}
-        over = [name for name, budget in budgets.items() if not budget.fits(costs[name])]
+        timed = {name: costs[name] | {"latency_ms": 0.0} for name in budgets}  # time was judged by the table
+        over = [name for name, budget in budgets.items() if not budget.fits(timed[name])]
         if not over:
-            return solved
+            break
         for name in over:
-            below = [width for width in GRID if width < solved[name].width]
+            unnamed = [replace(size, name="") for size in allowed[name]]
+            below = unnamed[unnamed.index(replace(solved[name], name="")) + 1 :]
             if not below:
                 raise ConfigError(
-                    f"devices: group '{name}' can train no width in this fleet; the smallest, {GRID[0]:g}, needs "
+                    f"devices: group '{name}' can train no size in this fleet; the smallest needs "
                     + ", ".join(f"{unit} = {costs[name][unit]:g}" for unit in budgets[name].limits())
                 )
-            solved[name] = Size(below[-1], name=solved[name].name or name)
+            solved[name] = replace(below[0], name=solved[name].name or name)
     return solved
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 from anysize.config import MethodConfig
+from anysize.elastic.depth import why_none
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment
 from anysize.methods import methods
@@ -22,7 +25,14 @@ def inspect(experiment: Experiment) -> Json:
         for group in axes.groups
     ]
     names = dict.fromkeys([*(name for name, _ in methods()), experiment.config.method.name])
-    return {"groups": groups, "methods": [_verdict(experiment, name) for name in names], "text": str(axes)}
+    stages = experiment.stages
+    blocks = "\n".join(f"  {stage}" for stage in stages) or f"  none: {why_none(experiment.model)}"
+    return {
+        "groups": groups,
+        "stages": [{"first": list(stage.first), "removable": [list(b) for b in stage.blocks]} for stage in stages],
+        "methods": [_verdict(experiment, name) for name in names],
+        "text": f"{axes}\nremovable blocks:\n{blocks}",
+    }
 
 
 def _verdict(experiment: Experiment, name: str) -> Json:
@@ -31,8 +41,10 @@ def _verdict(experiment: Experiment, name: str) -> Json:
     The experiment's own method has the options of the file, any other its defaults.
     """
     config = experiment.config
+    experiment = copy.copy(experiment)
     if name != config.method.name:
         experiment = experiment.with_config(config.model_copy(update={"method": MethodConfig(name=name)}))
+    experiment.tabulates = False  # whether it can is seen without training anything
     try:
         with experiment.blamed("inspection"):
             context, method = experiment.context, experiment.method

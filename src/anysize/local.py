@@ -7,14 +7,17 @@ one message shape only. What happens depends on the message and the data alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from anysize.accelerators import place
 from anysize.config import TrainingConfig
 from anysize.context import Context
 from anysize.data import Part, Share, to_input
@@ -26,10 +29,11 @@ from anysize.methods.base import Method, ParameterGroup, SubModel, Update
 from anysize.objectives import Batch, Step, make_distillation, make_objective, proximal
 from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
-from anysize.wire import Json, Tensors, copies
+from anysize.wire import Json, Tensors
 
 _STATISTICS = "statistics/"
 _EVALUATION_BATCH = 500
+_AHEAD = 16  # batches that are gathered at once
 
 
 def perform(
@@ -74,15 +78,15 @@ def train(
     module.train()
     training, tricks = context.training, context.tricks
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
-    received = as_received(module, sub_model, own)
+    received = as_received(context, module, sub_model, own)
     classes = held_classes(context, share.train)
-    objective = make_objective(context.task, tricks, classes)
-    distillation = make_distillation(context.task, tricks, classes)
-    changes = generator(*_names(sub_model), "augment")
+    held = None if classes is None else classes.to(context.device)
+    attacks = generator(*_names(sub_model), "attack")
+    objective = make_objective(context.task, tricks, held, attacks, context.axes.classifier)
+    distillation = make_distillation(context.task, tricks, held)
     choices = generator(*_names(sub_model), "step")
-    loss_sum, seen = torch.zeros(()), 0
-    for number, index in enumerate(steps(len(share.train), context, generator(*_names(sub_model), "batches"))):
-        batch = draw(share.train, index, context.augment, changes)
+    loss_sum, seen = torch.zeros((), device=context.device), 0
+    for number, batch in enumerate(local_batches(context, sub_model, share.train)):
         loss = method.loss(module, batch, Step(number, choices, received, objective, distillation))
         if tricks.proximal:
             loss = loss + proximal(module, received, tricks)
@@ -92,12 +96,12 @@ def train(
             for group in optimizer.param_groups:
                 nn.utils.clip_grad_norm_(group["params"], training.clip)
         optimizer.step()
-        loss_sum += loss.detach() * len(index)
-        seen += len(index)
+        loss_sum += loss.detach() * len(batch.y)
+        seen += len(batch.y)
     told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
     update = method.pack(module, sub_model)
     # The module trains the next client too, so what leaves it gets memory of its own.
-    tensors = copies(update.tensors)
+    tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
     keep = {name: tensors.pop(name) for name in local}
     return Update(tensors, update.ticket | told, keep)
 
@@ -107,7 +111,7 @@ def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: floa
     if not math.isfinite(mean_loss):
         raise MethodError(
             f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
-            "training diverged. Lower training.learning_rate or set training.clip; every round before this one is saved"
+            "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
     # Label sets leave a client only where the chosen tricks need them.
     held = classes.int().tolist() if classes is not None and context.tricks.classwise_head else None
@@ -124,8 +128,12 @@ def calibrate(
     """
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
-    inputs = (draw(share.train, index).x for index in batches(order, context.training.batch_size))
-    return Update(collect(module, inputs).tensors(), dict(sub_model.ticket))
+    order = order[: sub_model.ticket.get("calibration_samples")]
+    drawn = (draw(share.train, index) for index in batches(order, context.training.batch_size))
+    found = collect(module, (batch.x.to(context.device) for batch in drawn))
+    if len(order) == 1:  # it stood twice in its batch
+        found = replace(found, counts=tuple(count / 2 for count in found.counts))
+    return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, dict(sub_model.ticket))
 
 
 def evaluate(
@@ -136,7 +144,7 @@ def evaluate(
         raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
     module = with_fixed_statistics(context, method, sub_model)
     load_into(module, fitting(module, local_names(context, module), kept))
-    sums = measure(context, module, share.held_out)
+    sums = measure(context, module, share.held_out, sub_model.ticket.get("batch_size", _EVALUATION_BATCH))
     return Update({}, sub_model.ticket | {"sums": sums, "samples": len(share.held_out)})
 
 
@@ -152,7 +160,7 @@ def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubM
     plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
     sent = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
     module = layout(method.build(context, replace(sub_model, tensors=plain)))
-    return attach(module, Statistics.of(sent)) if sent else module
+    return place(attach(module, Statistics.of(sent)) if sent else module, context.device)
 
 
 def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
@@ -161,25 +169,45 @@ def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
     return replace(sub_model, tensors={**sub_model.tensors, **named})
 
 
-def measure(context: Context, module: nn.Module, part: Part, batch_size: int = _EVALUATION_BATCH) -> Sums:
-    """Sums and counts of the task's metrics of `module` over all of `part`."""
+def measure(
+    context: Context,
+    module: nn.Module,
+    part: Part,
+    batch_size: int = _EVALUATION_BATCH,
+    change: Callable[[Batch], Tensor] | None = None,
+) -> Sums:
+    """Sums and counts of the task's metrics of `module` over all of `part`, its inputs changed if asked."""
+    return measured(context, module.eval(), part, batches(torch.arange(len(part)), batch_size), change)
+
+
+def measured(
+    context: Context,
+    module: nn.Module,
+    part: Part,
+    indices: Sequence[Tensor],
+    change: Callable[[Batch], Tensor] | None = None,
+) -> Sums:
+    """Sums and counts of the task's metrics of `module`, on the context's device, over these batches of `part`."""
     sums: Sums = {}
-    module.eval()
-    with torch.no_grad():
-        for index in batches(torch.arange(len(part)), batch_size):
-            batch = draw(part, index)
-            add(sums, context.task.sums(module(batch.x), batch.y))
+    for index in indices:
+        batch = draw(part, index)
+        there = Batch(batch.x.to(context.device), batch.y.to(context.device))
+        x = there.x if change is None else change(there)
+        with torch.no_grad():
+            output = module(x).cpu()
+        judged = min(len(index), len(part))  # a single sample stands twice in its batch, and is judged once
+        add(sums, context.task.sums(output[:judged], batch.y[:judged]))
     return sums
 
 
 def trainable(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
     """The network of the sub-model, ready to train; one of the same shapes is used again with the new tensors."""
     if not method.reusable:
-        return layout(method.build(context, sub_model))
+        return place(layout(method.build(context, sub_model)), context.device)
     shapes = tuple((name, tensor.shape) for name, tensor in sub_model.tensors.items())
     key = (id(method), sub_model.width, shapes)
     if key not in context.built:
-        module = layout(method.build(context, sub_model))
+        module = place(layout(method.build(context, sub_model)), context.device)
         context.built[key] = (method, module, dict(constants(module)))
         return module
     _, module, first = context.built[key]
@@ -200,12 +228,33 @@ def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer.clone()
 
 
-def as_received(module: nn.Module, sub_model: SubModel, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def as_received(
+    context: Context, module: nn.Module, sub_model: SubModel, kept: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
     """The module's tensors before training: the message's own where it has them by the module's names, else copies."""
     arrived = {**sub_model.tensors, **kept}
     if all(name in arrived for name, _ in module.named_parameters()):
-        return arrived
+        return {name: tensor.to(context.device) for name, tensor in arrived.items()}
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def local_batches(context: Context, sub_model: SubModel, part: Part) -> Iterator[Batch]:
+    """The batch of each local step, on the context's device.
+
+    Several are gathered and converted at once and then handed out as views: one gather of many samples costs less than
+    many of a few.
+    """
+    changes = generator(*_names(sub_model), "augment")
+    indices = steps(len(part), context, generator(*_names(sub_model), "batches"))
+    while ahead := list(islice(indices, _AHEAD)):
+        drawn = draw(part, torch.cat(ahead))
+        x, y = drawn.x.to(context.device), drawn.y.to(context.device)
+        ends = [0]
+        for index in ahead:
+            ends.append(ends[-1] + len(index))
+        for first, last in pairwise(ends):
+            some = x[first:last]
+            yield Batch(fast(augment(some, context.augment, changes)) if context.augment else some, y[first:last])
 
 
 def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[Tensor]:
@@ -236,24 +285,29 @@ def batches(order: Tensor, batch_size: int) -> list[Tensor]:
     return parts
 
 
-def draw(
-    part: Part, index: Tensor, augmentations: tuple[str, ...] = (), random: torch.Generator | None = None
-) -> Batch:
+def draw(part: Part, index: Tensor) -> Batch:
     """The samples at `index` as a network receives them."""
     x, y = part.batch(index)
-    x = to_input(x)
-    if augmentations:
-        assert random is not None
-        x = augment(x, augmentations, random)
-    return Batch(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x, y)
+    return Batch(fast(to_input(x)), y)
+
+
+def fast(x: Tensor) -> Tensor:
+    """The same inputs; images in the memory layout that is fast on a CPU."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def layout(module: nn.Module) -> nn.Module:
     """The same module in the memory layout that is fast on a CPU.
 
     In that layout torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a stride, at some
-    numbers of channels. Such a layer is given every s-th pixel instead, which is the same function.
+    numbers of channels. Such a layer is given every s-th pixel instead, which is the same function. A ReLU behind a
+    layer that does not need its own output again writes into it: the same bits with less memory to go through.
     """
+    for container in module.modules():
+        if isinstance(container, nn.Sequential):
+            for layer, after in pairwise(container):
+                if isinstance(after, nn.ReLU) and isinstance(layer, nn.Conv2d | nn.Linear | _BatchNorm):
+                    after.inplace = True
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d) and _strides_over_pixels(layer):
             layer.register_forward_pre_hook(_EveryPixel(*(int(step) for step in layer.stride)))

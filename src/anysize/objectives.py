@@ -11,7 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
 
+from anysize.attacks import Attack, pgd
+from anysize.elastic.norm import noisy
+from anysize.errors import MethodError
 from anysize.tasks import Task
 
 
@@ -26,19 +31,34 @@ class Tricks:
             running statistics, averaged with the weights; "calibrated": statistics of the batch in training, estimated
             afresh for tests; "local": norm layers never leave the client.
         weighting: a client's weight in an average, its number of samples or one.
+        rescaled_init: networks that are narrower than the full one start with parts of its weights, at the scale of the
+            full width (Split-Mix); without, at the scale that a network of their own width draws. Methods that start
+            from the full network alone are not changed by it.
         proximal: FedProx's mu; 0 is off.
         proximal_form: the squared distance as a "sum" over all entries (FedProx) or the sum of each tensor's "mean"
             (FedMAX's code).
+        max_entropy: FedMAX's beta: what enters the classifier is pulled towards the uniform distribution; 0 is off.
         server_momentum: momentum of the server's step; 0 is off.
+        adversarial: weight of the loss on inputs under attack, the rest is that on clean ones (Split-Mix, Eq. 1); 0 is
+            off.
+        attack_epsilon: how far the attack may move any entry of an input.
+        attack_step: how far one of its steps moves it.
+        attack_steps: how many there are.
     """
 
     masked_loss: bool = False
     classwise_head: bool = False
     batch_norm: Literal["batch", "tracked", "calibrated", "local"] = "tracked"
     weighting: Literal["samples", "clients"] = "samples"
+    rescaled_init: bool = True
     proximal: float = 0.0
     proximal_form: Literal["sum", "mean"] = "sum"
+    max_entropy: float = 0.0
     server_momentum: float = 0.0
+    adversarial: float = 0.0
+    attack_epsilon: float = 8 / 255
+    attack_step: float = 2 / 255
+    attack_steps: int = 7
 
     def chosen(self, options: Mapping[str, Any]) -> Tricks:
         """These tricks with those of `options` that are not None in their place."""
@@ -79,25 +99,97 @@ class Step:
         return int(torch.randint(count, (), generator=self.generator))
 
 
-def make_objective(task: Task, tricks: Tricks, classes: Tensor | None) -> Callable[[nn.Module, Batch], Tensor]:
-    """The loss of one pass: the task's, masked to the client's classes if asked.
+def make_objective(
+    task: Task,
+    tricks: Tricks,
+    classes: Tensor | None,
+    random: torch.Generator | None = None,
+    classifier: str | None = None,
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """The loss of one pass: the task's, masked to the client's classes, with the entropy term, under attack, if asked.
 
     Args:
         task: what is learned.
         tricks: the chosen ones.
         classes: a boolean per class, those that the client holds; None where the task has no classes.
+        random: for the attack.
+        classifier: the dotted name of the layer that makes the class axis, for the entropy term.
     """
-    return masked_objective(task, _mask(tricks, classes))
+    clean = masked_objective(task, tricks, _mask(tricks, classes), classifier)
+    return adversarial(clean, tricks, random or torch.Generator()) if tricks.adversarial else clean
 
 
-def masked_objective(task: Task, mask: Tensor | None) -> Callable[[nn.Module, Batch], Tensor]:
-    """The task's loss of one pass, over the classes of `mask` where there is one."""
+def masked_objective(
+    task: Task, tricks: Tricks, mask: Tensor | None, classifier: str | None = None
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """The task's loss of one clean pass, masked where there is a mask, with the entropy term if asked."""
     seen = _seen(task, mask)
 
-    def objective(module: nn.Module, batch: Batch) -> Tensor:
+    def plain(module: nn.Module, batch: Batch) -> Tensor:
         return task.loss(seen(module(batch.x)), batch.y)
 
+    return with_entropy(plain, tricks.max_entropy, classifier) if tricks.max_entropy else plain
+
+
+def with_entropy(
+    plain: Callable[[nn.Module, Batch], Tensor], beta: float, classifier: str | None
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """FedMAX, Eq. (3): the loss plus beta times the distance of what enters the classifier from uniform."""
+
+    def objective(module: nn.Module, batch: Batch) -> Tensor:
+        layer = classifier_in(module, classifier)
+        entered: list[Tensor] = []
+        handle = layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+        try:
+            loss = plain(module, batch)
+        finally:
+            handle.remove()
+        axis = 1 if isinstance(layer, _ConvNd) else -1
+        return loss + beta * torch.stack([entropy_gap(active, axis) for active in entered]).sum()
+
     return objective
+
+
+def adversarial(
+    clean: Callable[[nn.Module, Batch], Tensor], tricks: Tricks, random: torch.Generator
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """Split-Mix, Eq. (1): (1 - lambda_n) L(f(x), y) + lambda_n max L(f(x + delta), y).
+
+    Of a network with dual batch-norm the second term goes through the noised branch: that is Algorithm 4.
+    """
+    attack = Attack(tricks.attack_epsilon, tricks.attack_step, tricks.attack_steps)
+    weight = tricks.adversarial
+
+    def objective(module: nn.Module, batch: Batch) -> Tensor:
+        branch = noisy(module)
+        # The attack comes first: its memory is free again when the passes that are learned from begin.
+        changed = pgd(branch, batch.x, lambda x: clean(branch, Batch(x, batch.y)), attack, random)
+        loss = weight * clean(branch, Batch(changed, batch.y))
+        return loss if weight == 1 else loss + (1 - weight) * clean(module, batch)
+
+    return objective
+
+
+def classifier_in(module: nn.Module, name: str | None) -> nn.Module:
+    """The classifier of a network or of a module around it; an error where there is none to look at."""
+    found = [part for path, part in module.named_modules() if name and (path == name or path.endswith(f".{name}"))]
+    if len(found) != 1:
+        raise MethodError(
+            "tricks.max_entropy needs one layer that makes the classes; "
+            + (f"this network has none called '{name}'" if name else "this task or model has none")
+        )
+    layer: nn.Module = found[0]
+    return layer
+
+
+def entropy_gap(active: Tensor, axis: int = -1) -> Tensor:
+    """FedMAX, Eq. (3): KL(uniform || softmax(a)), the mean over all entries, as the authors' code takes it.
+
+    >>> entropy_gap(torch.zeros(2, 3)).item()
+    0.0
+    """
+    uniform = torch.full_like(active, 1.0 / active.shape[axis])
+    return functional.kl_div(active.log_softmax(axis), uniform, reduction="none").mean()
 
 
 def make_distillation(

@@ -23,6 +23,8 @@ def plan(experiment: Experiment) -> Json:
                 "name": group.name,
                 "size": size.label,
                 "width": trained(experiment.method, context, size).width,
+                "depth": size.depth,
+                "mask": size.mask,
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
                 "clients": group.clients,
@@ -30,8 +32,10 @@ def plan(experiment: Experiment) -> Json:
             }
             | asdict(costs[size.label])
         )
+    table = context.table
     return {
         "groups": groups,
+        "table": None if table is None else [entry.to_json() for entry in table.best_first],
         "leaves_the_device": leaves_the_device(experiment),
         "notices": experiment.notices() + _unmeasurable(experiment),
     }

@@ -9,6 +9,7 @@ from typing import Any
 from anysize.context import Context
 from anysize.engines.base import Engine
 from anysize.methods.base import Client, Method, SubModel, Update
+from anysize.profiling import stage, staged
 from anysize.wire import Json, Tensors, copies, size_bytes
 
 
@@ -51,8 +52,9 @@ def run_round(
     """
     tally = Tally()
     sent = _sent(context, method, state, clients, rate, tally)
-    received = _received(method, engine.perform(sent), tally, on_update)
-    after = method.aggregate(context, state, received)
+    received = _received(method, staged("train", engine.perform(sent)), tally, on_update)
+    with stage("aggregate"):
+        after = method.aggregate(context, state, received)
     return after, tally
 
 
@@ -60,7 +62,8 @@ def _sent(
     context: Context, method: Method[Any], state: Any, clients: Iterable[Client], rate: float, tally: Tally
 ) -> Iterator[SubModel]:
     for client in clients:
-        sub_model = method.extract(context, state, client)
+        with stage("extract"):
+            sub_model = method.extract(context, state, client)
         sub_model = replace(sub_model, ticket=sub_model.ticket | {"task": "train", "rate": rate})
         tally.bytes_down += size_bytes(sub_model.tensors, sub_model.ticket)
         yield sub_model

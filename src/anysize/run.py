@@ -8,10 +8,11 @@ import platform
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -21,8 +22,8 @@ from anysize import config as configs
 from anysize import directory as directories
 from anysize import stacking
 from anysize.checkpoint import Checkpoint
-from anysize.context import Size
-from anysize.cost import Cost, largest_fitting
+from anysize.context import Levels, Size
+from anysize.cost import Cost, first_fitting
 from anysize.devices import Budget, round_seconds
 from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
@@ -32,16 +33,21 @@ from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
 from anysize.engines.stacked import Stacked
 from anysize.errors import CheckpointError, ConfigError, unknown
-from anysize.evaluation import by_group, calibrated, finished, on_clients, on_test, untrained
+from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
+from anysize.exams import finished
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
 from anysize.local import batches, draw, needs_calibration
 from anysize.methods.base import Client, Update
+from anysize.profiling import Clock, measuring, stage
 from anysize.report import read_events
 from anysize.rng import generator
 from anysize.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
 
-_MAY_CHANGE = ("rounds", "evaluate_every", "engine", "evaluation")
+if TYPE_CHECKING:
+    from anysize.customize import Exported
+
+_MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evaluation")
 _HISTOGRAM_CLIENTS = 200
 
 OnEvent = Callable[[Json], None]
@@ -54,6 +60,7 @@ def run(
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
+    profile: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Run:
     """Runs an experiment to its end and gives the finished run.
@@ -64,13 +71,15 @@ def run(
         overrides: "key=value" changes to the file.
         resume: go on with the run that the directory holds.
         overwrite: delete the run that the directory holds.
+        profile: note in every round's event where its time went; see `anysize.profiling`.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
     """
     experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
-    with one_thread():  # the number of threads changes last bits, on the server as on a client
-        _Runner(experiment, directory, on_event).go(resume=resume, overwrite=overwrite)
+    clock = Clock() if profile else None
+    with one_thread(), measuring(clock):  # the number of threads changes last bits, on the server as on a client
+        _Runner(experiment, directory, on_event, clock).go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 
 
@@ -134,25 +143,56 @@ class Run:
             raise ConfigError(f"size {text}: a width must be above 0 and at most 1; trained: {', '.join(labels)}")
         return next((size for size in self.sizes if size.width == width), Size(width))
 
-    def customize(self, size: float | str | None = None, budget: Budget | None = None) -> nn.Module:
+    @property
+    def levels(self) -> Levels | None:
+        """The robustness that a customised network can have; None where the method offers no choice."""
+        return self.experiment.method.levels(self.experiment.context)
+
+    def customize(
+        self, size: float | str | None = None, budget: Budget | None = None, robustness: float | None = None
+    ) -> nn.Module:
         """An ordinary network in evaluation mode, with fixed batch-norm statistics.
 
         Args:
             size: a label or a width; by default the largest.
             budget: instead of a size: the largest trained size that fits it.
+            robustness: between 0 (accurate) and 1 (robust), where the method offers a choice.
         """
         if size is not None and budget is not None:
             raise ConfigError("give a size or a budget, not both")
         chosen = self.sizes[-1] if size is None else self.size(size)
         if budget is not None:
             chosen = self.fitting(budget)
+        chosen = self._robust(chosen, robustness)
         context, method = self.experiment.context, self.experiment.method
         with one_thread():
             return finished(context, method, self.state, chosen, self._statistics([chosen]))
 
+    def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
+        """Writes several sizes, by default all that were trained, as one file for `anysize.runtime`."""
+        from anysize.bundle import Entry, write_bundle
+
+        context, method, levels = self.experiment.context, self.experiment.method, self.levels
+        chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        values: Sequence[float | None] = [None] if levels is None else levels.values
+        entries = [
+            Entry(
+                label=size.label,
+                width=size.width,
+                networks={value: self.customize(size.label, robustness=value) for value in values},
+                mixes=levels is not None and levels.mixes,
+                products=method.products(context, self.state, size),
+            )
+            for size in sorted(chosen, key=lambda size: size.width)
+        ]
+        about = {"run": self.config.name, "method": self.config.method.name, "round": self.round}
+        with one_thread():
+            return write_bundle(entries, path, self.experiment.signature, context.axes, about)
+
     def fitting(self, budget: Budget) -> Size:
         """The largest trained size that fits a budget."""
-        size = largest_fitting(self.sizes, budget.fits, self.cost)
+        largest_first = sorted(self.sizes, key=lambda size: size.order, reverse=True)
+        size = first_fitting(largest_first, budget.fits, lambda size: self.cost(size).units())
         if size is None:
             smallest = self.cost(self.sizes[0]).units()
             needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
@@ -163,26 +203,74 @@ class Run:
         """What a size costs."""
         return self.experiment.cost(size, state=self.state)
 
-    def evaluate(self, sizes: Sequence[float | str] | None = None) -> dict[str, dict[str, float]]:
+    def evaluate(
+        self, sizes: Sequence[float | str] | None = None, robustness: float | None = None
+    ) -> dict[str, dict[str, float]]:
         """The metrics per size label on the test set, for trained sizes or any others.
 
         Trained sizes are measured as the run itself measured them. A size that was never trained has statistics of its
         own estimated first, except where every network is normalised by the batch at hand.
         """
-        test = evaluation_part(self.experiment)
-        wanted = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        test, batch = evaluation_part(self.experiment), self.config.evaluation.batch_size
+        wanted = self._wanted(sizes, robustness)
         context, method = self.experiment.context, self.experiment.method
-        treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
-        fixed = [s for s in wanted if treatment == "calibrated" or (treatment != "batch" and s.label not in trained)]
         hold_memory()
         with one_thread():
-            statistics = {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
-            batch = self.config.evaluation.batch_size
-            return on_test(context, method, self.state, test, statistics, batch, wanted)
+            apart = self.config.evaluation.by_domain
+            return on_test(context, method, self.state, test, self._measured(wanted), batch, wanted, apart)
+
+    def attack(
+        self,
+        sizes: Sequence[float | str] | None = None,
+        robustness: float | None = None,
+        kind: Literal["pgd", "auto"] | None = None,
+    ) -> dict[str, list[Json]]:
+        """The metric per size label and level of robustness on clean test samples and on the same under attack.
+
+        Args:
+            sizes: labels or widths; by default those that were trained.
+            robustness: one level; by default those that the experiment names.
+            kind: of attack; by default the experiment's, or "pgd" where it has none.
+        """
+        test, options = evaluation_part(self.experiment), self.config.evaluation
+        chosen = kind or (options.attack if options.attack != "none" else "pgd")
+        wanted = self._wanted(sizes, robustness)
+        context, method = self.experiment.context, self.experiment.method
+        check_attackable(self.experiment)
+        with one_thread():
+            statistics = self._measured(wanted)
+            strength = options.model_copy(update={"attack": chosen})
+            return under_attack(context, method, self.state, test, statistics, strength, wanted)
+
+    def _wanted(self, sizes: Sequence[float | str] | None, robustness: float | None) -> list[Size]:
+        chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        return [self._robust(size, robustness) for size in chosen]
+
+    def _robust(self, size: Size, robustness: float | None) -> Size:
+        """The size at a level of robustness, refused where the method has no such."""
+        if robustness is None:
+            return size
+        levels = self.levels
+        if levels is None:
+            raise ConfigError(
+                f"robustness {robustness:g}: {self.config.method.name} was not trained for a choice of robustness"
+            )
+        if not levels.allows(robustness):
+            raise ConfigError(f"robustness {robustness:g}: allowed: {levels}")
+        return replace(size, robustness=float(robustness))
+
+    def _measured(self, wanted: Sequence[Size]) -> dict[str, Statistics]:
+        """The statistics with which sizes are measured: none where every network is normalised by the batch at hand."""
+        context = self.experiment.context
+        treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
+        fixed = [s for s in wanted if treatment == "calibrated" or (treatment != "batch" and s.label not in trained)]
+        return {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
 
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
         experiment, known = self.experiment, self._checkpoint.statistics
+        if self.levels is not None:  # such networks have their own
+            return {}
         trained = {size.label for size in self.sizes}
         missing = [size for size in sizes if size.label not in known and size.label in trained]
         if missing and needs_calibration(experiment.context):
@@ -199,7 +287,8 @@ class Run:
         random = generator(self.config.seed, self.round, "untrained")
         chosen = torch.randperm(len(shares), generator=random)[:count].tolist()
         parts = [shares.share(client).train for client in chosen]
-        orders = [torch.randperm(len(part), generator=random) for part in parts]
+        most = self.config.evaluation.calibration_samples
+        orders = [torch.randperm(len(part), generator=random)[:most] for part in parts]
         inputs = [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
         return untrained(experiment.context, experiment.method, self.state, size, inputs)
 
@@ -237,12 +326,14 @@ def status(directory: Path) -> Json:
 class _Runner:
     """One run from its directory's first file to its last event."""
 
-    def __init__(self, experiment: Experiment, directory: Path, on_event: OnEvent) -> None:
+    def __init__(self, experiment: Experiment, directory: Path, on_event: OnEvent, clock: Clock | None = None) -> None:
         self._experiment = experiment
+        self._clock = clock
         self._directory = directory
         self._on_event = on_event
         self._costs: dict[str, Cost] = {}
         self._metrics: list[str] = []
+        self._saved = 0  # the round of the checkpoint in the directory
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
         began = time.perf_counter()
@@ -253,10 +344,12 @@ class _Runner:
         with directories.locked(self._directory):
             current = self._resumed(fresh) if resume else self._begun(fresh, overwrite)
             with self._engine(current) as engine:
+                self._profile()  # the first round's time starts here, with workers ready
                 while current.round < config.rounds:
                     with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
                         current = self._round(current, engine)
-            self._event({"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)})
+            end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
+            self._event(end | self._profile())
 
     def _tried(self, resume: bool, overwrite: bool) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
@@ -264,12 +357,16 @@ class _Runner:
         _check_engine(experiment.config)
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
+        if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
+            raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
+        if experiment.config.evaluation.attack != "none":
+            check_attackable(experiment)
         if resume:
             self._check_resumable()
         else:
             directories.check_free(self._directory, overwrite)
         if experiment.config.training.stack > 1:
-            stacking.check(experiment.context)
+            stacking.check(experiment.context, experiment.method)
         self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
         self._costs = {size.label: experiment.cost(size, state=fresh) for size in experiment.context.sizes}
@@ -290,6 +387,7 @@ class _Runner:
             self._write_about()
             return self._started(fresh)
         current = checkpoints.restore_from(self._directory, fresh)
+        self._saved = current.round
         rounds = self._experiment.config.rounds
         if current.round > rounds:
             raise CheckpointError(
@@ -335,16 +433,22 @@ class _Runner:
         state, momentum = with_momentum(
             before.state, state, before.momentum, context.tricks.server_momentum, dict(context.template.named_buffers())
         )
+        if number == config.rounds:
+            limit = config.evaluation.clients
+            state = method.finish(context, state, partial(judged, context, engine, experiment.fleet, number, limit))
         before.kept.update(tally.kept)  # the same mapping that the engine reads from
         turns = before.turns | dict.fromkeys(tally.kept, number)
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
         event = self._round_event(number, tally)
         if number % config.evaluate_every == 0 or number == config.rounds:
-            event |= self._evaluate(after, engine)
+            with stage("evaluate"), measuring(None):  # with all that it extracts, sends and calibrates
+                event |= self._evaluate(after, engine)
             directories.write_analysis(self._directory, number, method.describe(context, state))
         event["seconds"] = round(time.perf_counter() - began, 3)
-        self._event(event)
-        self._save(after)
+        self._event(event | self._profile())
+        if number % config.checkpoint_every == 0 or number == config.rounds:
+            with stage("checkpoint"):
+                self._save(after)
         return after
 
     def _clients(self, number: int) -> list[Client]:
@@ -371,13 +475,15 @@ class _Runner:
         metric = context.task.metric
         if "test" in config.evaluation.on:
             test, batch = evaluation_part(experiment), config.evaluation.batch_size
-            metrics = on_test(context, method, current.state, test, used, batch)
+            apart = config.evaluation.by_domain
+            metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart, engine=engine)
             event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
+            if config.evaluation.attack != "none":
+                event["robust"] = under_attack(context, method, current.state, test, used, config.evaluation)
         if "clients" in config.evaluation.on:
-            sizes, limit = experiment.size_of_group, config.evaluation.clients
-            rows = on_clients(
-                context, method, current.state, engine, experiment.fleet, sizes, used, current.round, limit
-            )
+            sizes, chosen = experiment.size_of_group, config.evaluation
+            who = (experiment.fleet, sizes, used, current.round, chosen.clients, chosen.batch_size)
+            rows = on_clients(context, method, current.state, engine, *who)
             directories.append_rows(self._directory, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
@@ -424,12 +530,18 @@ class _Runner:
             "metric": context.task.metric,
             "higher_is_better": context.task.higher_is_better,
             "sizes": [
-                {"label": size.label, "width": size.width} | asdict(self._costs[size.label]) for size in context.sizes
+                {"label": size.label, "width": size.width, "depth": size.depth, "mask": size.mask}
+                | asdict(self._costs[size.label])
+                for size in context.sizes
             ],
             "groups": groups,
             "partition": partition_summary(experiment),
             "notices": experiment.notices(),
         }
+
+    def _profile(self) -> Json:
+        """Where the time since the event before went; nothing unless the run is profiled."""
+        return {} if self._clock is None else {"profile": self._clock.take()}
 
     def _progress(self, number: int, clients: int) -> Callable[[Update], None]:
         done = 0
@@ -474,7 +586,8 @@ class _Runner:
     def _save(self, current: Checkpoint) -> None:
         sizes = [asdict(size) for size in self._experiment.context.sizes]
         about = {"signature": self._experiment.signature.to_json(), "sizes": sizes}
-        checkpoints.save(self._directory, current, about)
+        checkpoints.save(self._directory, current, about, self._saved)
+        self._saved = current.round
 
     def _event(self, event: Json) -> None:
         directories.append_event(self._directory, event)
@@ -503,6 +616,14 @@ def with_momentum(
             moved[name] = momentum.get(name, torch.zeros_like(tensor)) * factor + (tensor - old[name])
     stepped = {name: old[name] + moved[name] if name in moved else tensor for name, tensor in new.items()}
     return restore(type(after), stepped, note), moved
+
+
+def check_attackable(experiment: Experiment) -> None:
+    """Refuses an attack on inputs that are no numbers in [0, 1]."""
+    if experiment.signature.tokens:
+        raise ConfigError("evaluation.attack: inputs are tokens, which cannot be moved by a little; leave it out")
+    if "test" not in experiment.config.evaluation.on:
+        raise ConfigError('evaluation.attack: only the server\'s test set is attacked; add "test" to evaluation.on')
 
 
 def partition_summary(experiment: Experiment) -> Json:
@@ -540,11 +661,9 @@ def environment() -> Json:
 def _calibrate(
     experiment: Experiment, state: Any, engine: Engine, number: int, sizes: Sequence[Size] | None = None
 ) -> dict[str, Statistics]:
-    widths = {name: size.width for name, size in experiment.size_of_group.items()}
-    count = experiment.config.evaluation.calibration_clients
-    return calibrated(
-        experiment.context, experiment.method, state, engine, experiment.fleet, widths, number, count, sizes
-    )
+    options, context, method = experiment.config.evaluation, experiment.context, experiment.method
+    count, samples, of_group = options.calibration_clients, options.calibration_samples, experiment.size_of_group
+    return calibrated(context, method, state, engine, experiment.fleet, of_group, number, count, sizes, samples)
 
 
 def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:

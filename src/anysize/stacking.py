@@ -24,13 +24,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
+from anysize.accelerators import place
 from anysize.context import Context
 from anysize.data import Part, Shares
 from anysize.errors import ConfigError, MethodError
-from anysize.local import draw, held_classes, learned, load_into, optimizer_of, perform, steps
+from anysize.local import held_classes, learned, load_into, local_batches, optimizer_of, perform
 from anysize.methods.base import Method, ParameterGroup, SubModel, Update
 from anysize.objectives import Batch, Step, masked_distillation, masked_objective, proximal
-from anysize.rng import generator
 from anysize.wire import Tensors
 
 STACK = "stack"
@@ -100,7 +100,7 @@ def perform_any(
 def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: Sequence[Part]) -> Update:
     """The stacked updates after local training of all clients at once; the same steps as each would take alone."""
     clients = split(stacked)
-    modules = [method.build(context, client).train() for client in clients]
+    modules = [place(method.build(context, client), context.device).train() for client in clients]
     for layer in modules[0].modules():
         if isinstance(layer, nn.RNNBase):
             layer.forward = partial(unrolled, layer)
@@ -111,12 +111,9 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
     groups = _stacked_groups(method.groups(modules[0]), modules[0], parameters)
     optimizer = optimizer_of(context.training, groups, stacked.ticket["rate"])
     loss_of = vmap(_Loss(context, method, modules[0]), in_dims=(0, 0, 0, 0, 0, None if mask is None else 0, None))
-    names = [(int(c.ticket["seed"]), int(c.ticket["round"]), int(c.ticket["client"])) for c in clients]
-    changes = [generator(*name, "augment") for name in names]
-    orders = [steps(len(part), context, generator(*name, "batches")) for part, name in zip(data, names)]
-    sums, seen = torch.zeros(len(clients)), 0
-    for number, indices in enumerate(zip(*orders, strict=True)):
-        drawn = [draw(*entry) for entry in zip(data, indices, [context.augment] * len(data), changes)]
+    orders = [local_batches(context, client, part) for client, part in zip(clients, data)]
+    sums, seen = torch.zeros(len(clients), device=context.device), 0
+    for number, drawn in enumerate(zip(*orders, strict=True)):
         x, y = (torch.stack(column) for column in zip(*drawn))
         with _explained(method):
             loss = loss_of(parameters, buffers, x, y, received, mask, number)
@@ -129,8 +126,8 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
             for group in groups:
                 clip_each(group.parameters, context.training.clip)
         optimizer.step()
-        sums += loss.detach() * len(indices[0])
-        seen += len(indices[0])
+        sums += loss.detach() * y.shape[1]
+        seen += y.shape[1]
     updates = []
     for i, (client, module) in enumerate(zip(clients, modules)):
         load_into(module, _slice({name: tensor.detach() for name, tensor in parameters.items()}, i))
@@ -138,7 +135,8 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
         told = learned(context, client, len(data[i]), float(sums[i]) / seen, classes[i])
         updates.append(replace(update, ticket=update.ticket | told))
     tickets = [update.ticket for update in updates]
-    return Update(_joined([update.tensors for update in updates]), dict(stacked.ticket) | {STACK: tickets})
+    tensors = {name: tensor.cpu() for name, tensor in _joined([update.tensors for update in updates]).items()}
+    return Update(tensors, dict(stacked.ticket) | {STACK: tickets})
 
 
 def _refused(count: int) -> int:
@@ -196,10 +194,9 @@ class _Loss:
         number: int,
     ) -> Tensor:
         tensors = {f"module.{name}": tensor for name, tensor in (parameters | buffers).items()}
-        task = self._context.task
-        step = Step(
-            number, torch.Generator(), received, masked_objective(task, mask), masked_distillation(task, mask), _refused
-        )
+        task, tricks = self._context.task, self._context.tricks
+        objective = masked_objective(task, tricks, mask, self._context.axes.classifier)
+        step = Step(number, torch.Generator(), received, objective, masked_distillation(task, mask), _refused)
         loss: Tensor = functional_call(self._called, tensors, (Batch(x, y), step))
         return loss
 
@@ -295,8 +292,8 @@ _CELLS: dict[str, Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, .
 }
 
 
-def refusals(context: Context) -> list[str]:
-    """Why clients of the context's network cannot be stacked, a line for each layer or trick; empty if they can."""
+def refusals(context: Context, method: Method[Any]) -> list[str]:
+    """Why clients of the context's network cannot be stacked, a line for each layer or choice; empty if they can."""
     found = [
         f"{name or 'the network'}: {reason}"
         for name, layer in context.template.named_modules()
@@ -304,6 +301,13 @@ def refusals(context: Context) -> list[str]:
     ]
     if context.tricks.batch_norm == "local":
         found.append('tricks.batch_norm = "local": what stays with a client is not stacked')
+    if context.tricks.adversarial:
+        found.append(f"tricks.adversarial = {context.tricks.adversarial:g}: each client draws attacks of its own")
+    if not method.reusable:
+        found.append(
+            f"the method {type(method).__name__}: a client's network depends on more than the shapes of its tensors, "
+            "such as a mask, or which networks it trains"
+        )
     return found
 
 
@@ -319,9 +323,9 @@ def _obstacle(layer: nn.Module) -> str | None:
     return None
 
 
-def check(context: Context) -> None:
+def check(context: Context, method: Method[Any]) -> None:
     """Raises a `ConfigError` with every reason why the clients cannot be stacked; does nothing if they can."""
-    found = refusals(context)
+    found = refusals(context, method)
     if found:
         raise ConfigError(
             f"training.stack = {context.training.stack}: clients are stacked for linear and recurrent networks only:\n"
@@ -332,7 +336,7 @@ def check(context: Context) -> None:
 
 def _mask(context: Context, classes: Sequence[Tensor | None]) -> Tensor | None:
     """A row of booleans per client, the classes that it holds; None where no logit is masked."""
-    held = [own for own in classes if own is not None]
+    held = [own.to(context.device) for own in classes if own is not None]
     if not context.tricks.masked_loss or not held or all(bool(own.all()) for own in held):
         return None
     return torch.stack(held)

@@ -166,6 +166,7 @@ def split(
     split: str = "iid",
     *,
     classes_per_client: int | None = None,
+    unbalance: float = 1.0,
     alpha: float | None = None,
     equal: bool = True,
     validation: float = 0.0,
@@ -179,6 +180,7 @@ def split(
         clients: how many; may be None in a natural split, which then has one for each group.
         split: "iid", "classes", "dirichlet" or "natural".
         classes_per_client: for "classes": how many distinct classes each client has.
+        unbalance: for "classes": the part of a share that each client has of its classes after the first (LotteryFL).
         alpha: for "dirichlet": small is skewed (0.1), large is even (100).
         equal: for "dirichlet": all clients have equally many samples.
         validation: the fraction of each share that the client holds out, at least one sample of two.
@@ -208,6 +210,7 @@ def split(
     if split == "classes":
         assert classes_per_client is not None
         counts = class_shares(supply, clients, classes_per_client, rng)
+        counts = counts if unbalance == 1 else unbalanced(counts, unbalance, rng)
     else:
         assert alpha is not None
         counts = (equal_mixes if equal else dealt_classes)(supply, clients, alpha, rng)
@@ -239,6 +242,22 @@ def class_shares(supply: Indices, clients: int, per_client: int, rng: np.random.
         left[taken] -= 1
         counts[client, taken] = size
     return counts
+
+
+def unbalanced(counts: Indices, rate: float, rng: np.random.Generator) -> Indices:
+    """The counts with one class of each client whole and its others cut to a part: the quantity skew of LotteryFL.
+
+    LotteryFL draws shards of one class each and may give a client two of the same; here classes are distinct. Samples
+    that are cut off stay unused, as there.
+
+    >>> unbalanced(np.array([[10, 10, 0]]), 0.5, np.random.default_rng(0)).sum()
+    np.int64(15)
+    """
+    whole = (rng.random(counts.shape) * (counts > 0)).argmax(axis=1)  # one of the classes that the client has
+    cut: Indices = np.minimum(counts, np.maximum(1, np.floor(counts * rate).astype(np.int64)))
+    rows = np.arange(len(counts))
+    cut[rows, whole] = counts[rows, whole]
+    return cut
 
 
 def equal_mixes(supply: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:

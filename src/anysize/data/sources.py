@@ -202,7 +202,10 @@ def femnist(held_out: float = 0.0) -> Data:
 
 
 def digits_domains(
-    domains: Sequence[str] = ("mnist", "usps", "mnist-m"), size: int = 28, per_domain: int | None = None
+    domains: Sequence[str] = ("mnist", "usps", "mnist-m"),
+    size: int = 28,
+    per_domain: int | None = None,
+    test_per_domain: int | None = None,
 ) -> Data:
     """Digits of several domains (MNIST, USPS, MNIST-M) in one size and in colour, grouped by domain.
 
@@ -210,11 +213,13 @@ def digits_domains(
         domains: names of sets, each of images of the same classes.
         size: to which height and width all are resampled.
         per_domain: at most so many training samples of each, the same for every run.
+        test_per_domain: at most so many test samples of each.
     """
-    if size < 1 or (per_domain is not None and per_domain < 1) or len(set(domains)) != len(domains) or not domains:
+    numbers = [number for number in (size, per_domain, test_per_domain) if number is not None]
+    if min(numbers) < 1 or len(set(domains)) != len(domains) or not domains:
         raise DataError(
-            f"digits-domains: size {size}, per_domain {per_domain}, domains {list(domains)}; "
-            "numbers of at least 1 are needed, and distinct names"
+            f"digits-domains: size {size}, per_domain {per_domain}, test_per_domain {test_per_domain}, domains "
+            f"{list(domains)}; numbers of at least 1 are needed, and distinct names"
         )
     sets = {name: load(name) for name in domains}
     train, test = [], []
@@ -222,7 +227,7 @@ def digits_domains(
         if not isinstance(data, Data) or data.test is None:
             raise DataError(f"digits-domains: '{name}' has no test part")
         train.append(_domain(name, data.train, size, per_domain))
-        test.append(_domain(name, data.test, size, None))
+        test.append(_domain(name, data.test, size, test_per_domain))
     arrays = {f"{key}_train": np.concatenate([part[key] for part in train]) for key in ("x", "y", "group")}
     arrays |= {f"{key}_test": np.concatenate([part[key] for part in test]) for key in ("x", "y", "group")}
     return from_arrays(arrays, source=", ".join(domains))

@@ -49,6 +49,9 @@ from anysize.errors import ModelError, unknown
 Width = float | Mapping[str, float | int | Sequence[int]]
 Index = tuple[Tensor | None, ...]
 
+_REMEMBERED = 64
+"""Choices of units whose indices are not computed again; methods that draw units choose anew for every client."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -183,6 +186,16 @@ class Axes:
     def __repr__(self) -> str:
         return f"Axes({', '.join(f'{group.name}: {group.size}' for group in self.groups)})"
 
+    @property
+    def classifier(self) -> str | None:
+        """The layer that makes the class axis; None where no layer of its own does.
+
+        >>> trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3)).classifier
+        '1'
+        """
+        layers = {_layer(name): None for name in self.head if len(self._all_shapes[name]) > 1}
+        return next(iter(layers)) if len(layers) == 1 else None
+
     def group(self, name: str) -> Group:
         """The group of that name.
 
@@ -228,6 +241,8 @@ class Axes:
         if name not in self._all_shapes:
             raise ModelError(unknown("tensor", name, self._all_shapes))
         if (name, kept) not in self._index:
+            if len(self._index) >= _REMEMBERED * len(self._all_shapes):
+                self._index.clear()
             alive = self.alive(kept)
             rows = (None if atoms is None else alive[atoms] for atoms in self.found.atoms[name])
             self._index[name, kept] = tuple(
@@ -263,6 +278,8 @@ class Axes:
     def alive(self, kept: Kept) -> Tensor:
         """For every atom, whether it stays; (atoms,) bool."""
         if kept not in self._alive:
+            if len(self._alive) >= _REMEMBERED:
+                self._alive.clear()
             result = torch.ones_like(self.found.group, dtype=torch.bool)
             for number, group in enumerate(self.groups):
                 stays = torch.zeros(group.size, dtype=torch.bool)

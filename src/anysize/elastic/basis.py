@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
 
 Way = Literal["auto", "compose", "mix"]
 
@@ -121,7 +122,8 @@ def mixing_pays(layer: nn.Module, basis: Tensor, coefficients: Tensor) -> bool:
 
     Per position, mixing takes R2 / T + R2 / (R1 k^2) of the dense layer's multiply-adds; composing takes all of them
     and the composition. `benchmarks/flanc_ways.py` measures both at the shapes of the networks here, at batch 32: up to
-    `MIX_BELOW` mixing is faster, above it composing is or the two are close, and composing holds less memory.
+    `MIX_BELOW` mixing was faster at every one of them. Above it neither always is (many channels on small maps would
+    still gain), so composing, which holds less memory, is the default there.
 
     >>> layer = nn.Conv2d(128, 128, 3)
     >>> mixing_pays(layer, torch.empty(32, 16, 3, 3), torch.empty(128, 8, 32))  # 32 / 128 + 32 / 144 = 0.47
@@ -137,7 +139,9 @@ def can_mix(layer: nn.Module) -> bool:
     """Whether the layer is a plain linear layer or convolution that `Mixed` can stand for."""
     if type(layer) not in MIX_BELOW or layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    return isinstance(layer, nn.Linear) or (layer.groups == 1 and layer.padding_mode == "zeros")
+    if isinstance(layer, _ConvNd):
+        return layer.groups == 1 and layer.padding_mode == "zeros"
+    return True
 
 
 class Mixed(nn.Module):
@@ -167,7 +171,7 @@ def mix_linear(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | No
     True
     """
     fragments = coefficients.shape[1]
-    each = functional.linear(x.unflatten(-1, (fragments, -1)), basis).flatten(-2)  # (*, S/R1 R2)
+    each = functional.linear(x.reshape(*x.shape[:-1], fragments, -1), basis).flatten(-2)  # (*, S/R1 R2)
     return functional.linear(each, coefficients.flatten(1), bias)
 
 
@@ -190,12 +194,15 @@ def mix_convolution(
 
 
 def _mixer(layer: nn.Module) -> Callable[..., Tensor]:
-    if isinstance(layer, nn.Linear):
+    if not isinstance(layer, _ConvNd):
         return mix_linear
-    convolve = {nn.Conv1d: functional.conv1d, nn.Conv2d: functional.conv2d, nn.Conv3d: functional.conv3d}[type(layer)]
+    convolve = _CONVOLUTIONS[len(layer.kernel_size)]
     return partial(
         mix_convolution, convolve=convolve, stride=layer.stride, padding=layer.padding, dilation=layer.dilation
     )
+
+
+_CONVOLUTIONS: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 class Composed(nn.Module):
@@ -227,7 +234,7 @@ class Composed(nn.Module):
         self.network = copy.deepcopy(network)
         self.basis = nn.ParameterDict({key(name): nn.Parameter(basis[name]) for name in basis})
         self.coefficients = nn.ParameterDict({key(name): nn.Parameter(coefficients[name]) for name in basis})
-        owners = {name: _owners(self.network, self.network.get_parameter(name)) for name in basis}
+        owners = {name: owners_of(self.network, self.network.get_parameter(name)) for name in basis}
         self.ways: dict[str, Way] = {
             name: _way(own, basis[name], coefficients[name], way) for name, own in owners.items()
         }
@@ -236,9 +243,10 @@ class Composed(nn.Module):
             if self.ways[name] == "mix":
                 self._mix(name)
             else:
+                placeholder = torch.empty_like(self.network.get_parameter(name), device="meta", requires_grad=False)
                 for owner, leaf in own:
                     del owner._parameters[leaf]
-                    owner.register_buffer(leaf, None, persistent=False)
+                    owner.register_buffer(leaf, placeholder, persistent=False)
 
     def _mix(self, name: str) -> None:
         """Replaces the layer of that weight by one that mixes."""
@@ -249,14 +257,14 @@ class Composed(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         # What `functional_call` does, without its search for tied names, which small networks feel at every step.
+        empty = [getattr(*owners[0]) for owners in self._composed.values()]
         for name, owners in self._composed.items():
-            weight = compose(self.basis[name], self.coefficients[name])
-            _place(owners, weight)
+            _place(owners, compose(self.basis[name], self.coefficients[name]))
         try:
             output: Tensor = self.network(*inputs)
         finally:
-            for owners in self._composed.values():
-                _place(owners, None)
+            for owners, placeholder in zip(self._composed.values(), empty):
+                _place(owners, placeholder)
         return output
 
 
@@ -268,8 +276,8 @@ def _way(owners: Sequence[tuple[nn.Module, str]], basis: Tensor, coefficients: T
     return "mix" if pays else "compose"
 
 
-def _place(owners: Sequence[tuple[nn.Module, str]], weight: Tensor | None) -> None:
-    """Gives all layers that share a weight this one, or none."""
+def _place(owners: Sequence[tuple[nn.Module, str]], weight: Tensor) -> None:
+    """Gives all layers that share a weight this one."""
     for owner, leaf in owners:
         setattr(owner, leaf, weight)  # not into its dict of buffers: recurrent layers keep a list beside it
 
@@ -288,6 +296,6 @@ def unkey(key: str) -> str:
     return key.replace(":", ".").replace("%3A", ":").replace("%25", "%")
 
 
-def _owners(network: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
+def owners_of(network: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
     """The layers that hold this very parameter, and its name in each."""
     return [(m, leaf) for m in network.modules() for leaf, own in m._parameters.items() if own is weight]

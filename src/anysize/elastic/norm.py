@@ -3,18 +3,25 @@
 A network with "batch" or "calibrated" norms keeps no statistics: it normalises by the batch at hand. Before it is
 exported, statistics are *collected* by forward passes and *attached*, so that one sample's answer no longer depends on
 the others'.
+
+A *dual* network has every batch-norm twice, for clean and for noised inputs (Xie, Yuille. "Intriguing Properties of
+Adversarial Training at Scale". ICLR 2020); the two are views of one network. At fixed statistics a batch-norm is affine
+per channel, so a mixture of two *folds* into one ordinary batch-norm.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from anysize.elastic.basis import key, unkey
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -144,3 +151,102 @@ def attach(module: nn.Module, statistics: Statistics) -> nn.Module:
         norm.running_var = variance.clone()
         norm.num_batches_tracked = torch.tensor(0)
     return module
+
+
+class Dual(nn.Module):
+    """A network whose batch-norms are for clean inputs, and copies of them for noised ones.
+
+    Attributes:
+        network: the network; called, a dual network answers as it does.
+        noise: the copies; keys are the layers' names with ':' for '.'.
+
+    >>> dual = Dual(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    >>> dual.noisy()(torch.rand(4, 2)).shape, list(dual.noise)
+    (torch.Size([4, 3]), ['1'])
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network)
+        norms = {name: layer for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
+        self.noise = nn.ModuleDict({key(name): copy.deepcopy(layer) for name, layer in norms.items()})
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        output: Tensor = self.network(*inputs)
+        return output
+
+    def noisy(self) -> nn.Module:
+        """The same network with its batch-norms for noised inputs."""
+        return _Noisy(self)
+
+
+class _Noisy(nn.Module):
+    """The noised branch of a dual network: its own tensors, seen in other places."""
+
+    def __init__(self, dual: Dual) -> None:
+        super().__init__()
+        self.dual = dual
+        self.training = dual.training
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        tensors = {
+            f"{unkey(name)}.{leaf}": tensor
+            for name, layer in self.dual.noise.items()
+            for leaf, tensor in (*layer.named_parameters(), *layer.named_buffers())
+        }
+        output: Tensor = functional_call(self.dual.network, tensors, inputs)
+        return output
+
+
+def noisy(module: nn.Module) -> nn.Module:
+    """What noised inputs go through: a dual network's noised branch, any other network itself."""
+    return module.noisy() if isinstance(module, Dual) else module
+
+
+def dual_tensors(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a dual network that starts as `network` does with `tensors`, both branches alike."""
+    norms = [name for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)]
+    named = {f"network.{name}": tensor for name, tensor in tensors.items()}
+    for norm in norms:
+        own = {name.removeprefix(f"{norm}."): t for name, t in tensors.items() if name.rpartition(".")[0] == norm}
+        named |= {f"noise.{key(norm)}.{leaf}": tensor for leaf, tensor in own.items()}
+    return named
+
+
+def mixed_norms(dual: Dual, level: float) -> nn.Module:
+    """Split-Mix, Eq. (2): the network with (1 - level) BN_c(x) + level BN_n(x), each as one ordinary batch-norm.
+
+    The dual network is used up: its tensors change in place.
+    """
+    for name, noise in dual.noise.items():
+        clean = dual.network.get_submodule(unkey(name))
+        assert isinstance(clean, _BatchNorm)
+        assert isinstance(noise, _BatchNorm)
+        ends = zip(affine(clean), affine(noise))
+        fold(clean, *((1 - level) * own + level * other for own, other in ends))
+    return dual.network
+
+
+def affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """The factor and the shift per channel, in double precision, that a batch-norm at fixed statistics applies."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    factor = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        factor = factor * norm.weight.detach().double()
+    shift = -norm.running_mean.double() * factor
+    return factor, shift if norm.bias is None else shift + norm.bias.detach().double()
+
+
+def fold(norm: _BatchNorm, factor: Tensor, shift: Tensor) -> None:
+    """Makes `norm`, in place, the one that applies this factor and shift, at mean 0 and variance 1.
+
+    Whatever is linear in a factor and a shift is therefore linear in the tensors of the folded layer too.
+    """
+    precision = torch.get_default_dtype() if norm.running_mean is None else norm.running_mean.dtype
+    norm.track_running_stats = norm.affine = True
+    norm.running_mean = torch.zeros_like(factor, dtype=precision)
+    norm.running_var = torch.ones_like(factor, dtype=precision)
+    norm.num_batches_tracked = torch.tensor(0)
+    norm.weight = nn.Parameter((factor * (1 + norm.eps) ** 0.5).to(precision))
+    norm.bias = nn.Parameter(shift.to(precision))

@@ -26,10 +26,11 @@ from anysize.engines.base import Engine
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import described, raised
-from anysize.engines.worker import experiment_of, failure
+from anysize.engines.worker import client_context, experiment_of, failure
 from anysize.errors import AnysizeError, ConfigError
+from anysize.local import perform
 from anysize.methods.base import SubModel, Update
-from anysize.stacking import perform_any
+from anysize.profiling import stage
 from anysize.wire import Json, Tensors, dump, load
 
 if TYPE_CHECKING:
@@ -79,13 +80,15 @@ class _Knowledge:
         if hello["data"] is not None and not Path(hello["data"]["file"]).exists():
             hello = hello | {"data": None}  # another machine of the cluster: it loads the data by name
         self._experiment = experiment_of(hello)
-        self._context = self._experiment.context.for_client()
+        self._method, self._shares = self._experiment.method, self._experiment.shares
+        self._context = client_context(self._experiment)
 
     def answer(self, sub_model: SubModel, kept: Tensors) -> Update:
         """What a client makes of a sub-model."""
-        experiment, ticket = self._experiment, sub_model.ticket
-        with one_thread(), experiment.blamed(f"round {ticket['round']}, client {ticket['client']}"):
-            return perform_any(self._context, experiment.method, sub_model, experiment.shares, kept)
+        ticket = sub_model.ticket
+        share = self._shares.share(int(ticket["client"]))
+        with one_thread(), self._experiment.blamed(f"round {ticket['round']}, client {ticket['client']}"):
+            return perform(self._context, self._method, sub_model, share, kept)
 
 
 @cache
@@ -117,6 +120,8 @@ def _array(blob: bytes) -> Array:
 class Flower(Engine):
     """Runs clients on Flower's simulation: on this machine, or on the Ray cluster that RAY_ADDRESS names.
 
+    Networks are tested in this process: a node would have to be sent the whole state with every exam.
+
     Args:
         experiment: one that other processes can be told about.
         kept: what stayed with each client, by its id.
@@ -126,7 +131,7 @@ class Flower(Engine):
     def __init__(self, experiment: Experiment, kept: Mapping[int, Tensors], workers: int | None = None) -> None:
         self._kept = kept
         self._home = shared.folder()
-        self._hello = json.dumps(described(experiment, Path(self._home.name)))
+        self._hello = json.dumps(described(experiment, self._home.path))
         self._simulation = _Simulation(workers or os.cpu_count() or 1)
         try:
             self._grid, self._nodes = self._simulation.started()
@@ -161,9 +166,10 @@ class Flower(Engine):
         self._home.cleanup()
 
     def _send(self, sub_model: SubModel, node: int) -> str:
-        kept = self._kept.get(int(sub_model.ticket["client"]))
-        content = packed({"hello": self._hello, "ticket": sub_model.ticket}, sub_model.tensors, kept)
-        (sent,) = self._grid.push_messages([Message(content, dst_node_id=node, message_type=MessageType.TRAIN)])
+        with stage("send"):
+            kept = self._kept.get(int(sub_model.ticket["client"]))
+            content = packed({"hello": self._hello, "ticket": sub_model.ticket}, sub_model.tensors, kept)
+            (sent,) = self._grid.push_messages([Message(content, dst_node_id=node, message_type=MessageType.TRAIN)])
         return sent
 
     def _collect(self, sent: list[str], came: dict[str, Update]) -> None:

@@ -3,7 +3,7 @@
 Clients are handed out in the order in which their updates are folded in, which is by predicted cost, largest first:
 so the workers end a round together. At most twice as many clients as workers are ahead of the fold; each lives in a
 *slot*, a piece of shared memory that holds its sub-model and then its update, so that a round's memory does not grow
-with its clients.
+with its clients. The exams of an evaluation go the same way; the state that they judge is in shared memory once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,15 @@ from torch import Tensor
 
 from anysize import config as configs
 from anysize import errors
-from anysize.data import TensorPart
+from anysize.data import Part, TensorPart
 from anysize.engines import shared
 from anysize.engines.base import Engine
 from anysize.engines.worker import KEY
 from anysize.errors import AnysizeError
+from anysize.exams import Exam, Examination
 from anysize.methods.base import SubModel, Update
+from anysize.profiling import stage
+from anysize.tasks import Sums
 from anysize.wire import Json, Tensors, copies, load
 
 if TYPE_CHECKING:
@@ -52,11 +56,12 @@ class _Worker:
 
 @dataclass
 class _Task:
-    """One client's work: its place in the order, its slot and what was sent."""
+    """One client's work, or an exam: its place in the order, its slot, what was sent, and what to call it."""
 
     position: int
     slot: int
     message: bytes
+    name: str
     attempts: int = 0
 
 
@@ -70,11 +75,12 @@ class _Slot:
 
 @dataclass
 class _Flow:
-    """One pass over the clients: what waits, what has come, what is next."""
+    """One pass over the clients, or the exams: what waits, what has come, what is next."""
 
-    source: Iterator[SubModel]
+    source: Iterator[Any]
+    told: Callable[[Any, int], tuple[str, Json]]
     again: deque[_Task] = field(default_factory=deque)
-    done: dict[int, tuple[_Task, Update]] = field(default_factory=dict)
+    done: dict[int, tuple[_Task, Any]] = field(default_factory=dict)
     sent: int = 0
     out: int = 0
     exhausted: bool = False
@@ -92,12 +98,14 @@ class Processes(Engine):
     def __init__(self, experiment: Experiment, kept: Mapping[int, Tensors], workers: int | None = None) -> None:
         self._kept = kept
         self._count = workers or os.cpu_count() or 1
+        self._test = _testable(experiment)
+        self._batch_size = experiment.config.evaluation.batch_size
         self._home = shared.folder()
         self._slots: list[_Slot | None] = [None] * (2 * self._count)
         self._names = 0
         self._free = deque(range(2 * self._count))
         self._key = secrets.token_bytes(32)
-        self._hello = json.dumps(described(experiment, Path(self._home.name))).encode()
+        self._hello = json.dumps(described(experiment, self._home.path)).encode()
         self._listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
         self._workers: list[_Worker] = []
         processes: list[subprocess.Popen[bytes]] = []
@@ -112,13 +120,34 @@ class Processes(Engine):
             raise
 
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
-        flow = _Flow(iter(sub_models))
+        return self._stream(_Flow(iter(sub_models), self._client_message))
+
+    def examine(self, examination: Examination) -> Iterator[Sums]:
+        """The sums of each exam, in the order given; here, where workers cannot be told of the state or the data."""
+        wired = examination.subject.to_wire()
+        same = examination.part is self._test and examination.batch_size == self._batch_size
+        if wired is None or not same:
+            yield from super().examine(examination)
+            return
+        tensors, about = wired
+        self._names += 1
+        path = self._home.path / f"state-{self._names}"
+        layout, _ = shared.put(tensors, shared.create(path, shared.space(tensors)))
+        subject = {"file": str(path), "layout": layout, "about": about}
+        try:
+            yield from self._stream(_Flow(iter(examination.exams), partial(_exam_message, subject)))
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _stream(self, flow: _Flow) -> Iterator[Any]:
         while True:
             self._hand_out(flow)
             if flow.out in flow.done:
-                task, update = flow.done.pop(flow.out)
-                yield update
-                self._free.append(task.slot)
+                task, answer = flow.done.pop(flow.out)
+                try:
+                    yield answer
+                finally:  # also if nobody asks for the next one
+                    self._free.append(task.slot)
                 flow.out += 1
             elif flow.out == flow.sent and flow.exhausted:
                 return
@@ -154,27 +183,34 @@ class Processes(Engine):
         """The next client as a task in a free slot, or None if there is none or no room."""
         if flow.exhausted or not self._free:
             return None
-        sub_model = next(flow.source, None)
-        if sub_model is None:
+        item = next(flow.source, None)
+        if item is None:
             flow.exhausted = True
             return None
-        kept = self._kept.get(int(sub_model.ticket["client"]), {})
-        down = shared.space(sub_model.tensors) + shared.space(kept)
         number = self._free.popleft()
+        with stage("send"):
+            name, message = flow.told(item, number)
+            task = _Task(flow.sent, number, json.dumps(message).encode(), name)
+        flow.sent += 1
+        return task
+
+    def _client_message(self, sub_model: SubModel, number: int) -> tuple[str, Json]:
+        """What a worker is told of a client, whose tensors are put into the slot of that number."""
+        client = int(sub_model.ticket["client"])
+        kept = self._kept.get(client, {})
+        down = shared.space(sub_model.tensors) + shared.space(kept)
         slot = self._slot(number, 2 * down + _SPARE)
         layout, end = shared.put(sub_model.tensors, slot.memory)
         stays, up = shared.put(kept, slot.memory, end)
-        message = {"slot": str(slot.path), "layout": layout, "kept": stays, "up": up, "ticket": sub_model.ticket}
-        task = _Task(flow.sent, number, json.dumps(message).encode())
-        flow.sent += 1
-        return task
+        place = {"slot": number, "file": str(slot.path), "layout": layout, "kept": stays, "up": up}
+        return f"client {client}", place | {"ticket": sub_model.ticket}
 
     def _slot(self, number: int, size: int) -> _Slot:
         """The slot of that number, made anew if it is too small."""
         slot = self._slots[number]
         if slot is None or len(slot.memory) < size:
             self._names += 1
-            path = Path(self._home.name) / f"slot-{self._names}"
+            path = self._home.path / f"slot-{self._names}"
             old, slot = slot, _Slot(path, shared.create(path, size))
             self._slots[number] = slot
             if old is not None:
@@ -192,23 +228,28 @@ class Processes(Engine):
     def _collect(self, flow: _Flow) -> None:
         """Waits for at least one answer and takes all that are there."""
         busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
-        if not busy:  # every task went to a worker that was dead already, and waits to be handed out again
-            return
+        if not busy:
+            if flow.again:  # every task went to a worker that was dead already, and waits to be handed out again
+                return
+            raise RuntimeError("an earlier pass over this engine was left in the middle; close it and start another")
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
             try:
-                update = self._answer(worker)
+                answer = self._answer(worker)
             except (OSError, EOFError):
                 self._replace(worker, flow)
                 continue
             task, worker.task = worker.task, None
             assert task is not None
-            flow.done[task.position] = (task, update)
+            flow.done[task.position] = (task, answer)
 
-    def _answer(self, worker: _Worker) -> Update:
+    def _answer(self, worker: _Worker) -> Update | Sums:
         answer = json.loads(worker.connection.recv_bytes())
         if "error" in answer:
             raise raised(answer)
+        if "sums" in answer:
+            sums: Sums = answer["sums"]
+            return sums
         if "blobs" in answer:
             (tensors, ticket), (keep, _) = (load(worker.connection.recv_bytes()) for _ in range(2))
             return Update(tensors, ticket, keep)
@@ -229,9 +270,8 @@ class Processes(Engine):
         assert task is not None
         task.attempts += 1
         if task.attempts == _ATTEMPTS:
-            client = json.loads(task.message)["ticket"]["client"]
             raise AnysizeError(
-                f"{_ATTEMPTS} workers ended with code {code} over client {client}; is there enough memory? "
+                f"{_ATTEMPTS} workers ended with code {code} over {task.name}; is there enough memory? "
                 'engine.name = "inprocess" shows its error'
             )
         fresh = self._greet([self._spawn()])[0]
@@ -288,6 +328,9 @@ def described(experiment: Experiment, home: Path) -> Json:
     data: Json | None = None
     if part is not None and experiment.data is not None:
         arrays = {"x": part.x.contiguous(), "y": part.y.contiguous()}
+        test = experiment.data.test
+        if isinstance(test, TensorPart):
+            arrays |= {"test x": test.x.contiguous(), "test y": test.y.contiguous()}
         path = home / "data"
         layout, _ = shared.put(arrays, shared.create(path, shared.space(arrays)))
         group = None if part.group is None else part.group.tolist()
@@ -307,6 +350,20 @@ def described(experiment: Experiment, home: Path) -> Json:
 def _tensor_part(experiment: Experiment) -> TensorPart | None:
     data = experiment.data
     return data.train if data is not None and isinstance(data.train, TensorPart) else None
+
+
+def _testable(experiment: Experiment) -> Part | None:
+    """The test samples, if workers have them too: in shared memory beside the training samples, or by name."""
+    data = experiment.data
+    if data is None or (isinstance(data.train, TensorPart) and not isinstance(data.test, TensorPart)):
+        return None
+    return data.test
+
+
+def _exam_message(subject: Json, exam: Exam, number: int) -> tuple[str, Json]:
+    size = exam.size
+    asked = {"size": asdict(size), "first": exam.first, "last": exam.last}
+    return f"the evaluation of size {size.label}", {"exam": asked, "subject": subject}
 
 
 def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Connection[bytes, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,11 @@ from torch import Tensor
 from anysize.errors import AnysizeError
 from anysize.wire import Tensors
 
+if sys.platform != "win32":
+    import fcntl
+
 _ALIGNMENT = 64  # bytes; a cache line, and enough for every dtype
+_PREFIX, _LOCK = "anysize-", "in-use"
 _MEMORY = Path("/dev/shm")
 _ROOM = 1 << 30  # bytes; with less, such as the 64 MB of a container, mapped files go to the ordinary temporary folder
 
@@ -28,11 +33,54 @@ Layout = list[list[Any]]
 """One entry per tensor: name, dtype, shape, offset in bytes."""
 
 
-def folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder for mapped files, in memory if there is room for them."""
+class Folder:
+    """A new folder for mapped files, locked as long as this process lives, so that others know whether it is in use."""
+
+    def __init__(self, parent: Path) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
+        self.path = Path(self._directory.name)
+        self._lock: int | None = None
+        if sys.platform != "win32":
+            draft = self.path / "draft"
+            self._lock = os.open(draft, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.rename(self.path / _LOCK)  # whoever sees the file sees it locked
+
+    def cleanup(self) -> None:
+        """Removes the folder."""
+        self._directory.cleanup()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def folder() -> Folder:
+    """A new folder for mapped files, in memory if there is room for them; what dead processes left there is removed."""
+    for parent in {_MEMORY, Path(tempfile.gettempdir())}:
+        remove_abandoned(parent)
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
-    home = str(_MEMORY) if usable else None
-    return tempfile.TemporaryDirectory(prefix="anysize-", dir=home, ignore_cleanup_errors=True)
+    return Folder(_MEMORY if usable else Path(tempfile.gettempdir()))
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes folders of servers that were killed together with their workers, so that nobody tidied up.
+
+    A lock tells them from those in use, also across containers that share this memory but count processes apart.
+    """
+    if sys.platform == "win32":
+        return
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            handle = os.open(lock, os.O_RDWR)
+        except OSError:
+            continue  # another user's, or gone by now
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(handle)
 
 
 def create(path: Path, size_bytes: int) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from anysize.engines.base import Engine
+from anysize.exams import Examination
 from anysize.methods.base import SubModel, Update
 from anysize.stacking import parts_of, stacks
+from anysize.tasks import Sums
 
 
 class Stacked(Engine):
@@ -26,6 +28,10 @@ class Stacked(Engine):
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
         for update in self._engine.perform(stacks(sub_models, self._limit, self._samples)):
             yield from parts_of(update)
+
+    def examine(self, examination: Examination) -> Iterator[Sums]:
+        """The sums of each exam, by the engine below."""
+        return self._engine.examine(examination)
 
     def close(self) -> None:
         """Closes the engine below."""

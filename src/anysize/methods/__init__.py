@@ -10,19 +10,31 @@ from typing import Any
 from anysize.errors import ConfigError, MethodError, unknown
 from anysize.imports import by_name
 from anysize.methods.base import Client, Method, ParameterGroup, SubModel, Update
+from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
+from anysize.methods.fedhm import FedHM
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
+from anysize.methods.origdrop import OrigDrop
+from anysize.methods.prism import PriSM
+from anysize.methods.sheterofl import SHeteroFL
+from anysize.methods.splitmix import SplitMix
 
 __all__ = [
+    "ELF",
     "FLANC",
     "Client",
     "FedAvg",
+    "FedHM",
     "FjORD",
     "HeteroFL",
     "Method",
+    "OrigDrop",
     "ParameterGroup",
+    "PriSM",
+    "SHeteroFL",
+    "SplitMix",
     "SubModel",
     "Update",
     "make",
@@ -31,10 +43,16 @@ __all__ = [
 ]
 
 _METHODS: dict[str, type[Method[Any]]] = {
+    "elf": ELF,
     "fedavg": FedAvg,
+    "fedhm": FedHM,
     "fjord": FjORD,
     "flanc": FLANC,
     "heterofl": HeteroFL,
+    "origdrop": OrigDrop,
+    "prism": PriSM,
+    "sheterofl": SHeteroFL,
+    "splitmix": SplitMix,
 }
 _ENTRY_POINTS = "anysize.methods"
 
@@ -73,7 +91,7 @@ def methods() -> list[tuple[str, str]]:
     """Every method's name and one line on it, plug-ins included.
 
     >>> [name for name, _ in methods()][:3]
-    ['fedavg', 'fjord', 'flanc']
+    ['elf', 'fedavg', 'fedhm']
     """
     kinds = _METHODS | _plugins()
     return [(name, kinds[name].summary) for name in sorted(kinds)]

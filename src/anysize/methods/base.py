@@ -33,23 +33,29 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
+from anysize.context import Context, Levels, Size
+from anysize.elastic.axes import Kept
+from anysize.elastic.ensemble import scaled_to_own_width
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.elastic.slicing import scatter_, take
 from anysize.elastic.views import Nested
 from anysize.errors import MethodError
 from anysize.objectives import Batch, Step, Tricks
 from anysize.rng import generator
+from anysize.table import Table
 from anysize.wire import Json, Tensors
 
 State = TypeVar("State")
+
+GRID = tuple(i / 16 for i in range(1, 17))
+"""Widths among which a budget in units is solved, where a method has no other choices."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Client:
         round: from 1.
         samples: how many samples it trains on.
         seed: of the run; random choices are derived from (seed, round, id, purpose).
+        task: what the client will be asked to do: "train", "calibrate" or "evaluate"; the last two want the network as
+            it is finished.
     """
 
     id: int
@@ -71,6 +79,7 @@ class Client:
     round: int
     samples: int
     seed: int
+    task: str = "train"
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers for `purpose`, the same on every engine and after a resume."""
@@ -122,6 +131,10 @@ class ParameterGroup:
     decay: float = 1.0
 
 
+Judge = Callable[[Callable[[Client], SubModel]], Mapping[str, float]]
+"""Takes what each client is to receive, and gives the metrics over all clients' held-out samples."""
+
+
 class Method(ABC, Generic[State]):
     """A way to train one model across devices of every size.
 
@@ -140,9 +153,26 @@ class Method(ABC, Generic[State]):
     needs_all_updates: ClassVar[bool] = False
     reusable: ClassVar[bool] = True
 
+    @property
+    def needs_held_out(self) -> bool:
+        """Whether `finish` asks clients about their held-out data."""
+        return False
+
     @abstractmethod
     def sizes(self, context: Context) -> Sequence[Size]:
         """What it can train or be cut to with what was trained, smallest first."""
+
+    def sized(self, context: Context, capacity: float) -> Size:
+        """The size that a device trains which has that part of what is elastic here; by default of the width."""
+        return Size(capacity)
+
+    def choices(self, context: Context) -> Sequence[Size]:
+        """The sizes among which a budget is solved, best first; by default widths, the largest first."""
+        return [Size(width) for width in reversed(GRID)]
+
+    def tabulate(self, context: Context) -> Table | None:
+        """Server, once before the sizes are known: what the method must find out first; by default nothing."""
+        return None
 
     @abstractmethod
     def init(self, context: Context) -> State:
@@ -155,6 +185,10 @@ class Method(ABC, Generic[State]):
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         """Client: the trainable network, really that small, with its own memory."""
         return fill(context.skeleton(sub_model.width), sub_model.tensors)
+
+    def parameters(self, module: nn.Module, sub_model: SubModel) -> int:
+        """How many numbers a client trains; by default every parameter of its network that is not frozen."""
+        return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Parameters with factors on learning rate and decay; by default one group."""
@@ -174,7 +208,25 @@ class Method(ABC, Generic[State]):
 
     @abstractmethod
     def customize(self, context: Context, state: State, size: Size) -> nn.Module:
-        """An ordinary network of that size."""
+        """An ordinary network of that size; made of the state and the template alone, so that a worker can test it."""
+
+    def finish(self, context: Context, state: State, judge: Judge) -> State:
+        """The state after the last round, which may follow what clients say on held-out data; by default as it is."""
+        return state
+
+    def levels(self, context: Context) -> Levels | None:
+        """The robustness that a customised network can have; by default there is no choice.
+
+        Where there is one, `customize` gives networks with fixed statistics.
+        """
+        return None
+
+    def products(self, context: Context, state: State, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Weights of the customised network that are smaller as (coefficients, basis): a bundle stores them so.
+
+        By default none; `elastic.basis.compose` says what they make.
+        """
+        return {}
 
     def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
         """Arrays for the report; by default none."""
@@ -201,10 +253,27 @@ def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) ->
     return SubModel(tensors, ticket | more)
 
 
-def cut(context: Context, tensors: Mapping[str, Tensor], width: float) -> Tensors:
-    """The full network's tensors cut to `width`; parts of full tensors, sharing memory where they can."""
+def cut(context: Context, tensors: Mapping[str, Tensor], width: float | Kept) -> Tensors:
+    """The full network's tensors cut to `width`, or to the units that are kept."""
     kept = context.axes.kept(width)
     return {name: take(tensor, context.axes.index(name, kept)) for name, tensor in tensors.items()}
+
+
+def first_tensors(context: Context, width: float, kept: Kept | None = None) -> Tensors:
+    """What a network of its own of that width starts with: a part of the full one's start.
+
+    Without rescaled initialisation its layers are brought to the scale that a network of that width draws; a learned
+    start is taken as it is.
+
+    Args:
+        context: the server's.
+        width: of the network.
+        kept: which units are its part; by default the first of every group.
+    """
+    tensors = cut(context, context.start(), width if kept is None else kept)
+    if context.tricks.rescaled_init or context.pretrained:
+        return tensors
+    return scaled_to_own_width(tensors, context.skeleton(width), context.template)
 
 
 def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Tensor], width: float) -> Tensors:
@@ -234,6 +303,24 @@ def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> 
     alone = sub_model.ticket.get("task") in ("calibrate", "evaluate")
     widths = [sub_model.width] if alone else widths_up_to(context, sub_model.width)
     return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
+
+
+def inner_weights(context: Context) -> list[str]:
+    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions.
+
+    These are what methods write in another form; a stem, projections, the classifier, norms and biases are left alone.
+    """
+    grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
+    return [
+        name
+        for name, parameter in context.template.named_parameters()
+        if parameter.dim() >= 2
+        and parameter.requires_grad
+        and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
+        and context.axes.elastic(name, 0)
+        and (name, 1) in grouped
+        and not any((name, axis) in grouped for axis in range(2, parameter.dim()))  # one kernel for all
+    ]
 
 
 def class_weights(context: Context, update: Update) -> Tensor | None:

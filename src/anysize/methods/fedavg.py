@@ -21,6 +21,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from anysize.context import Context, Size
+from anysize.elastic.ensemble import Networks
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
 from anysize.methods.base import (
@@ -31,7 +32,7 @@ from anysize.methods.base import (
     Update,
     checked,
     class_weights,
-    cut,
+    first_tensors,
     sub_model,
 )
 from anysize.methods.mean import StreamingMean
@@ -67,8 +68,7 @@ class FedAvg(Method[FedAvgState]):
         return context.sizes[:1] if self.width == "weakest" else context.sizes
 
     def init(self, context: Context) -> FedAvgState:
-        start = context.start()
-        return FedAvgState({_key(size.width): cut(context, start, size.width) for size in self.sizes(context)})
+        return FedAvgState({_key(size.width): first_tensors(context, size.width) for size in self.sizes(context)})
 
     def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
         networks = [state.networks[_key(width)] for width in self._widths(context)]
@@ -112,15 +112,6 @@ class FedAvg(Method[FedAvgState]):
     def _widths(self, context: Context) -> list[float]:
         """The distinct widths of the trained networks, smallest first."""
         return sorted({size.width for size in self.sizes(context)})
-
-
-class Networks(nn.ModuleDict):
-    """Networks that are trained together, by their place among the widths; one alone can be run."""
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        (network,) = self.values()
-        output: Tensor = network(*inputs)
-        return output
 
 
 def _key(width: float) -> str:

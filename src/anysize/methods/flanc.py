@@ -78,6 +78,8 @@ from anysize.methods.base import (
     checked,
     class_weights,
     cut,
+    first_tensors,
+    inner_weights,
     paste,
     sub_model,
     widths_up_to,
@@ -174,7 +176,7 @@ class FLANC(Method[FLANCState]):
         dense: dict[str, Tensors] = {}
         shared = set(self._shared(context))
         for width in _widths(context):
-            slices = cut(context, start, width)
+            slices = first_tensors(context, width)
             coefficients[_key(width)] = {
                 name: self._first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
             }
@@ -278,6 +280,10 @@ class FLANC(Method[FLANCState]):
         full = paste(context, blank, composed_tensors(context, state, largest), largest)
         return fill(context.skeleton(size.width), cut(context, full, size.width))
 
+    def products(self, context: Context, state: FLANCState, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
+        coefficients = state.coefficients.get(_key(size.width), {})
+        return {name: (own, state.basis[name]) for name, own in coefficients.items()}
+
     def describe(self, context: Context, state: FLANCState) -> Mapping[str, Tensor]:
         """Gram matrices (Fig. 6), and the mean absolute coefficient of every fragment of every output (Fig. 5)."""
         grams = {f"gram/{name}": gram(basis) for name, basis in state.basis.items()}
@@ -310,7 +316,7 @@ class FLANC(Method[FLANCState]):
 
     def factors(self, context: Context) -> dict[str, Factors]:
         """R1 and R2 of every weight that is composed."""
-        names = composed_names(context)
+        names = inner_weights(context)
         problems = [
             unknown("weight in flanc's layers", pattern, names)
             for pattern in self.layers
@@ -374,21 +380,6 @@ def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, 
         width: {name: project(weight, basis[name]) for name, weight in tensors.items()}
         for width, tensors in weights.items()
     }
-
-
-def composed_names(context: Context) -> list[str]:
-    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions."""
-    grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
-    return [
-        name
-        for name, parameter in context.template.named_parameters()
-        if parameter.dim() >= 2
-        and parameter.requires_grad
-        and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
-        and context.axes.elastic(name, 0)
-        and (name, 1) in grouped
-        and not any((name, axis) in grouped for axis in range(2, parameter.dim()))  # a basis has one kernel for all
-    ]
 
 
 def unscaled_names(context: Context) -> list[str]:

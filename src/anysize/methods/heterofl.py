@@ -7,7 +7,7 @@ ICLR 2021.
     W_g             state.tensors                   full network
     W_l^p           cut(context, W_g, p)            the first ceil(p n) channels of every width group
     r^{p-1}         size.width                      scalar
-    Scaler          _Scaler                         divides a layer's output by the width
+    Scaler          scaled                          divides a layer's output by the width
 
 Equation index: Eqs. (1)-(3), the mean of every entry over the clients whose sub-network has it ->
 `HeteroFL.aggregate`; masked cross-entropy and static batch-norm -> [tricks] masked_loss, batch_norm = "calibrated"; the
@@ -24,16 +24,13 @@ be the network that was trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from anysize.context import Context, Size
+from anysize.elastic.scaling import folded, scaled
 from anysize.elastic.skeleton import fill
 from anysize.elastic.views import Nested
 from anysize.errors import MethodError
@@ -119,7 +116,7 @@ class HeteroFL(Method[HeteroFLState]):
                 f"heterofl: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}"
             )
         network = fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
-        return self._folded(context, network, size.width)
+        return folded(context.axes, network, size.width) if self.scaler else network
 
     @property
     def _prefix(self) -> str:
@@ -128,50 +125,4 @@ class HeteroFL(Method[HeteroFLState]):
 
     def _scaled(self, context: Context, network: nn.Module, width: float) -> nn.Module:
         """The same network, changed in place, whose narrowed layers' outputs are divided by its width."""
-        if self.scaler and width < 1:
-            for layer in narrowed_layers(context, network):
-                layer.register_forward_hook(_Scaler(width))
-        return network
-
-    def _folded(self, context: Context, network: nn.Module, width: float) -> nn.Module:
-        """The same network with the scaler in its weights."""
-        if not self.scaler or width == 1:
-            return network
-        layers = list(narrowed_layers(context, network))
-        own = [(layer, name, p) for layer in layers for name, p in layer._parameters.items() if p is not None]
-        # Once per tensor, whoever shares it; a layer that shares it and is not scaled keeps the old one.
-        folded = {id(p): nn.Parameter(p.detach() / width, requires_grad=p.requires_grad) for _, _, p in own}
-        for layer, name, parameter in own:
-            layer._parameters[name] = folded[id(parameter)]
-        return network
-
-
-@dataclass(frozen=True)
-class _Scaler:
-    """A forward hook: outputs / width."""
-
-    width: float
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output / self.width
-
-
-def narrowed_layers(context: Context, network: nn.Module) -> Iterator[nn.Module]:
-    """Convolutions and linear layers that lost outputs, unless a batch-norm follows next door."""
-    followed = {id(layer) for layer in _before_norm(network)}
-    for name, layer in network.named_modules():
-        # Attention reads the weight of its output projection without calling the layer.
-        if isinstance(layer, NonDynamicallyQuantizableLinear):
-            continue
-        if not isinstance(layer, nn.Linear | _ConvNd) or id(layer) in followed:
-            continue
-        axis = 1 if isinstance(layer, _ConvTransposeNd) else 0
-        if context.axes.elastic(f"{name}.weight", axis):
-            yield layer
-
-
-def _before_norm(network: nn.Module) -> Iterator[nn.Module]:
-    for container in network.modules():
-        for layer, after in pairwise(container.children()):
-            if isinstance(after, _BatchNorm):
-                yield layer
+        return scaled(context.axes, network, width) if self.scaler else network

@@ -46,6 +46,7 @@ class StreamingMean:
         weight: float,
         index: Mapping[str, Index] | None = None,
         classes: Tensor | None = None,
+        held: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Folds in one client's tensors.
 
@@ -54,11 +55,14 @@ class StreamingMean:
             weight: its weight, positive.
             index: per tensor and axis, which entries they are; None for whole tensors.
             classes: a factor per class on the weight of the classifier's rows.
+            held: of tensors that it holds only in part, which entries it holds, as a mask of their shape.
         """
         for name, tensor in tensors.items():
             at = index[name] if index is not None else ()
             self._check(name, tensor, at)
             share = self._share(name, tensor, weight, classes)
+            if held is not None and name in held:
+                share = share * held[name]
             if any(part is not None for part in at):
                 self._fold_part(name, tensor, share, at)
             else:

@@ -11,13 +11,16 @@ from torch import nn
 
 from anysize.errors import ModelError
 from anysize.imports import by_name
-from anysize.models import convolutional, dense, recurrent, residual
+from anysize.models import attention, convolutional, dense, recurrent, residual
 from anysize.options import option_problems
 from anysize.rng import derive
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
+    "alexnet": convolutional.alexnet,
     "char-lstm": recurrent.char_lstm,
     "digits-cnn": convolutional.digits_cnn,
+    "elf-cnn": convolutional.elf_cnn,
+    "femnist-cnn": convolutional.femnist_cnn,
     "flanc-cnn": convolutional.flanc_cnn,
     "mlp": dense.mlp,
     "preresnet18": residual.preresnet18,
@@ -27,6 +30,8 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet32": residual.resnet32,
     "small-cnn": convolutional.small_cnn,
     "text-lstm": recurrent.text_lstm,
+    "vgg11": convolutional.vgg11,
+    "vit-tiny": attention.vit_tiny,
 }
 
 

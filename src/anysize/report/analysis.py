@@ -207,5 +207,64 @@ def histograms(
     )
 
 
+def needed_kernels(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """How many of its principal kernels each layer needs, over rounds; each array is (needed, there are)."""
+    needed = {
+        f"{_layer(item)}, {int(rounds[max(rounds)][1])} kernels": {r: np.asarray(a[0]) for r, a in rounds.items()}
+        for item, rounds in items.items()
+    }
+    caption = (
+        "How many principal kernels it takes to approximate each layer: two to the entropy of its singular values. A "
+        "layer that needs most of its kernels loses what it can express where only the top ones are trained."
+    )
+    figure = over_rounds(record, "principal kernels needed", needed, caption)
+    return [replace(figure, name=f"analysis-{kind}", keys=("round", "layer", kind))]
+
+
+def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """How many clients a round trained each kernel, against its singular value; each array is (values, draws)."""
+    latest = {_layer(item): rounds[max(rounds)] for item, rounds in items.items()}
+    marks = [
+        {
+            **line((array[0] / max(array[0].max(), 1e-30)).tolist(), array[1].tolist(), *SERIES[i % len(SERIES)]),
+            "mode": "markers",
+            "name": plot_text(layer),
+        }
+        for i, (layer, array) in enumerate(latest.items())
+    ]
+    rows = tuple(
+        (layer, kernel, finite(float(value)), finite(float(draws)))
+        for layer, array in latest.items()
+        for kernel, (value, draws) in enumerate(array.T)
+    )
+    across = axis("singular value, of the layer's largest", from_zero=True)
+    return [
+        Figure(
+            name=f"analysis-{kind}",
+            section="analysis",
+            title="Clients that had each principal kernel",
+            caption=(
+                "Mean over all rounds of how many clients of a round trained the kernel, by its place among the "
+                "layer's singular values, which are those of the last evaluated round."
+            ),
+            keys=("layer", "kernel", "singular_value", "clients_a_round"),
+            rows=rows,
+            spec=chart(marks, across, axis("clients a round", from_zero=True), hovermode="closest", legend=""),
+            height=340,
+            wide=True,
+        )
+    ]
+
+
+def _layer(item: str) -> str:
+    """A weight's name as a layer's: without the ending, and without the prefix of every network behind a norm."""
+    return item.removesuffix(".weight").removeprefix("network.")
+
+
 # How a kind is drawn that deserves more than its shape says.
-DRAWN: dict[str, Drawer] = {"gram": gram, "coefficients": coefficients}
+DRAWN: dict[str, Drawer] = {
+    "gram": gram,
+    "coefficients": coefficients,
+    "needed_kernels": needed_kernels,
+    "kernel_draws": kernel_draws,
+}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import log
 
 from anysize.report.plots import (
+    SERIES,
     Figure,
     Spec,
     axis,
@@ -38,8 +39,40 @@ def build(record: Record) -> list[Figure]:
         against_virtual_time(record),
         client_distribution(record),
         *partition_figures(record.start.partition),
+        time_by_stage(record),
     ]
     return [figure for figure in figures if figure is not None]
+
+
+def time_by_stage(record: Record) -> Figure | None:
+    """The seconds of each stage of every profiled round, one on top of the other."""
+    rounds = [round_ for round_ in record.rounds if round_.profile]
+    if not rounds:
+        return None
+    stages = list(dict.fromkeys(name for round_ in rounds for name in round_.profile))
+    bars: list[Spec] = [
+        {
+            "type": "bar",
+            "name": plot_text(name),
+            "x": [round_.round for round_ in rounds],
+            "y": [finite(round_.profile.get(name)) for round_ in rounds],
+            "marker": {"color": SERIES[index % len(SERIES)][0], "line": {"width": 0}},
+            "hovertemplate": "%{y:.3f} s",
+        }
+        for index, name in enumerate(stages)
+    ]
+    spec = chart(bars, round_axis(record), axis("seconds"), legend="stage")
+    spec["layout"] |= {"barmode": "stack", "showlegend": True}
+    return Figure(
+        name="profile-rounds",
+        section="time",
+        title="Seconds of each round by stage",
+        caption="",
+        keys=("round", "stage", "seconds"),
+        rows=tuple((round_.round, name, spent) for round_ in rounds for name, spent in round_.profile.items()),
+        spec=spec,
+        wide=True,
+    )
 
 
 def over_rounds(record: Record) -> Figure | None:

@@ -28,6 +28,7 @@ SECTIONS = (
     ("groups", "Device groups"),
     ("clients", "Clients’ own held-out data"),
     ("partition", "Data on the clients"),
+    ("time", "Where the time went"),
 )
 INSTALL = "pip install 'anysize[report]'"
 
@@ -107,7 +108,7 @@ def _section(
     record: Record, key: str, title: str, tables: Sequence[Table], figures: Sequence[Figure], plots: bool
 ) -> str:
     """A section's tables and figures under its title; nothing where it has none."""
-    names = {"sizes": "sizes", "groups": "groups", "clients": "client-metrics"}
+    names = {"sizes": "sizes", "groups": "groups", "clients": "client-metrics", "time": "profile"}
     parts = [_table(record, table) for table in tables if table.name == names.get(key)]
     shown = [figure for figure in figures if figure.section == key] if plots else []
     parts += [_figure(figure) for figure in shown if figure.wide]

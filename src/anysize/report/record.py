@@ -126,6 +126,7 @@ class Round(Entry):
     virtual_seconds: Number | None = None
     clients: list[Participation] = []
     client_metrics: dict[str, GroupScore] = {}
+    profile: dict[str, Number] = {}
 
     def value(self, label: str, metric: str) -> Number | None:
         """A size's metric of any name after this round, None where it was not measured."""

@@ -219,6 +219,28 @@ def client_metrics(record: Record) -> Table | None:
     return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in scores))
 
 
+def profile(record: Record) -> Table | None:
+    """One row per stage: the seconds that all profiled rounds spent in it, and their share."""
+    rounds = [round_.profile for round_ in record.rounds if round_.profile]
+    if not rounds:
+        return None
+    stages = list(dict.fromkeys(name for spent in rounds for name in spent))
+    totals = {name: sum(spent.get(name, 0.0) for spent in rounds) for name in stages}
+    whole = sum(totals.values()) or 1.0
+    columns = (
+        Column("stage", "stage", text, numeric=False),
+        Column("seconds", "seconds", decimals(totals.values())),
+        Column("seconds_per_round", "a round", decimals(totals.values())),
+        Column("share", "share", lambda value: f"{value:.1%}"),
+    )
+    rows = tuple((name, spent, spent / len(rounds), spent / whole) for name, spent in totals.items())
+    caption = (
+        f"Over {times(len(rounds), 'profiled round')}, on the server's clock. Train: waiting for clients' updates. "
+        "Checkpoint: writing the one on which a round began. Time counts for the innermost stage."
+    )
+    return Table("profile", caption, columns, rows, (None,) * len(rows))
+
+
 def budget(value: str | None) -> str:
     """A budget, given as JSON, in words.
 

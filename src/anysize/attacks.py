@@ -1,0 +1,151 @@
+"""Inputs changed by little so that a network errs by much: projected gradient descent, and stronger attacks.
+
+Inputs are in [0, 1], since normalisation is a network's first layer; so the size of an attack is in pixels.
+
+Madry, Makelov, Schmidt, Tsipras, Vladu. "Towards Deep Learning Models Resistant to Adversarial Attacks". ICLR 2018.
+Croce, Hein. "Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks". ICML
+2020: two forms of automatic PGD and the Square attack, one after another on the samples that are still right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.errors import ConfigError
+
+Loss = Callable[[Tensor], Tensor]
+"""What an attack raises, as a function of the inputs."""
+
+_PARTS = ("apgd-ce", "apgd-dlr", "square")
+_ITERATIONS = {"apgd-ce": 100, "apgd-dlr": 100, "square": 1000}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How strong an attack is.
+
+    Attributes:
+        epsilon: how far any entry of an input may be moved.
+        step: how far one step moves it.
+        steps: how many.
+
+    >>> Attack().steps
+    7
+    """
+
+    epsilon: float = 8 / 255
+    step: float = 2 / 255
+    steps: int = 7
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} = {getattr(self, name)!r}; a number above 0 is needed"
+            for name in ("epsilon", "step", "steps")
+            if not 0 < getattr(self, name) < math.inf
+        ]
+        if problems:
+            raise ConfigError("attack: " + "; ".join(problems))
+
+
+def pgd(module: nn.Module, x: Tensor, loss: Loss, attack: Attack, random: torch.Generator) -> Tensor:
+    """Madry et al., Eq. (2): inputs within epsilon of `x` and in [0, 1] that raise `loss`, from a random start.
+
+    The network answers as it would in a test: an attack neither moves its statistics nor meets its dropout.
+
+    Args:
+        module: the network that `loss` asks.
+        x: inputs in [0, 1].
+        loss: of the changed inputs; a mean over samples.
+        attack: its strength.
+        random: for the start.
+    """
+    low, high = (x - attack.epsilon).clamp(0, 1), (x + attack.epsilon).clamp(0, 1)
+    noise = torch.rand(x.shape, generator=random).to(x)
+    changed = torch.clamp(x + attack.epsilon * (2 * noise - 1), low, high)
+    with answering(module), _unobserved():
+        for _ in range(attack.steps):
+            changed = changed.detach().requires_grad_()
+            # A view, since torch's counter of operations cannot follow the gradient of a leaf.
+            (slope,) = torch.autograd.grad(loss(changed.view_as(changed)), changed)
+            changed = torch.clamp(changed.detach() + attack.step * slope.sign(), low, high)
+    return changed
+
+
+@contextmanager
+def answering(module: nn.Module) -> Iterator[None]:
+    """Puts every layer into evaluation mode, and afterwards back into its own."""
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _unobserved() -> Any:
+    """Keeps what an attack saves for its own gradients, which is gone when it ends, from whoever counts memory."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def strongest(module: nn.Module, x: Tensor, y: Tensor, attack: Attack, classes: int, seed: int) -> Tensor:
+    """Changed inputs by automatic PGD on two losses and the Square attack, each on the samples that are still right.
+
+    These are the attacks of AutoAttack for many classes but FAB, from the Adversarial Robustness Toolbox. Only
+    `attack.epsilon` counts: step sizes are automatic.
+    """
+    if find_spec("art") is None:
+        raise ConfigError('attack "auto" needs the adversarial-robustness-toolbox: pip install "anysize[attacks]"')
+    import numpy as np
+
+    changed = x.clone()
+    state = np.random.get_state()  # the toolbox draws from the global generator
+    np.random.seed(seed % (1 << 32))
+    try:
+        with answering(module):
+            for part in _PARTS:
+                right = _right(module, changed, y)
+                if bool(right.any()):
+                    changed[right] = _toolbox(module, x[right], y[right], attack, classes, part)
+    finally:
+        np.random.set_state(state)
+    return changed
+
+
+def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        answers: Tensor = module(x).argmax(1)
+    return answers == y
+
+
+def _toolbox(module: nn.Module, x: Tensor, y: Tensor, attack: Attack, classes: int, part: str) -> Tensor:
+    from art.attacks.evasion import AutoProjectedGradientDescent, SquareAttack
+    from art.estimators.classification import PyTorchClassifier
+
+    network = PyTorchClassifier(
+        model=module,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=tuple(x.shape[1:]),
+        nb_classes=classes,
+        clip_values=(0.0, 1.0),
+        device_type="cpu",
+    )
+    common = {"norm": "inf", "eps": attack.epsilon, "max_iter": _ITERATIONS[part], "batch_size": len(x)}
+    if part == "square":
+        made = SquareAttack(network, nb_restarts=1, verbose=False, **common)
+    else:
+        loss = {"apgd-ce": "cross_entropy", "apgd-dlr": "difference_logits_ratio"}[part]
+        made = AutoProjectedGradientDescent(
+            network, eps_step=2 * attack.epsilon, loss_type=loss, nb_random_init=1, verbose=False, **common
+        )
+    found = torch.from_numpy(made.generate(x.numpy(), y.numpy())).to(x)
+    low, high = (x - attack.epsilon).clamp(0, 1), (x + attack.epsilon).clamp(0, 1)
+    return torch.clamp(found, low, high)

@@ -1,0 +1,347 @@
+"""Removing and restoring blocks: the depths at which any module with repeated shape-preserving blocks can run.
+
+A *stage* is a row of blocks of one kind, each fed with what the one before it gives. Its first block always stays; of
+the others those can be removed that give back a tensor of the shape they received. `stages` finds them by one forward
+on the meta device; a removed block becomes the identity. Depth d keeps the first d blocks of every stage, so that
+depth 1 is the shallowest network and the number of blocks in the longest stage the whole one.
+
+>>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
+>>> found = stages(net, torch.zeros(1, 2))
+>>> print(found[0])
+0: 3 blocks, of which 2 can be removed: 2 to 3, 4 to 5
+>>> without(net, found, 2)[4]
+Identity()
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.errors import ModelError, unknown
+
+Fill = Literal["zeros", "replicate", "random"]
+
+_LONGEST_BLOCK = 4
+"""How many modules that stand side by side, such as convolution, norm and ReLU, are tried as one block."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row of blocks of one kind.
+
+    Attributes:
+        first: the block that always stays, as the dotted names of its modules; empty where the user named the blocks.
+        blocks: those that can be removed, in the order in which they run.
+
+    >>> str(Stage(("a.0",), (("a.1",), ("a.2",))))
+    'a.0: 3 blocks, of which 2 can be removed: a.1, a.2'
+    """
+
+    first: tuple[str, ...]
+    blocks: tuple[tuple[str, ...], ...]
+
+    def removed(self, depth: int) -> tuple[tuple[str, ...], ...]:
+        """The blocks that a network of that depth lacks."""
+        return self.blocks[max(depth, 1) - 1 :]
+
+    def __str__(self) -> str:
+        names = ", ".join(block[0] if len(block) == 1 else f"{block[0]} to {block[-1]}" for block in self.blocks)
+        name = self.first[0] if self.first else self.blocks[0][0]
+        return f"{name}: {len(self.blocks) + 1} blocks, of which {len(self.blocks)} can be removed: {names}"
+
+
+def full_depth(found: Sequence[Stage]) -> int:
+    """The depth of the whole network: the blocks of its longest stage.
+
+    >>> full_depth([Stage(("a",), (("b",), ("c",)))]), full_depth([])
+    (3, 1)
+    """
+    return 1 + max((len(stage.blocks) for stage in found), default=0)
+
+
+def removed_modules(found: Sequence[Stage], depth: int | None) -> set[str]:
+    """The dotted names of the modules that a network of that depth lacks; None is the whole depth."""
+    if depth is None:
+        return set()
+    return {name for stage in found for block in stage.removed(depth) for name in block}
+
+
+def without(module: nn.Module, found: Sequence[Stage], depth: int | None) -> nn.Module:
+    """A copy of the structure at that depth: removed blocks are the identity, all other tensors are shared."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for name in removed_modules(found, depth):
+        memo[id(module.get_submodule(name))] = nn.Identity()
+    return copy.deepcopy(module, memo)
+
+
+def is_inside(name: str, modules: Iterable[str]) -> bool:
+    """Whether a tensor belongs to one of the modules.
+
+    >>> is_inside("stage.1.weight", {"stage.1"}), is_inside("stage.10.weight", {"stage.1"})
+    (True, False)
+    """
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+# --- restoring --------------------------------------------------------------------------------------------------
+
+
+def restored(
+    tensors: Mapping[str, Tensor],
+    like: Mapping[str, Tensor],
+    found: Sequence[Stage],
+    depth: int | None,
+    fill: Fill = "zeros",
+    random: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """What the inverse transformation puts in the place of removed blocks, by the names of their tensors.
+
+    Args:
+        tensors: of the shallow network.
+        like: tensors of the removed blocks' names and shapes; "random" draws from their mean and spread.
+        found: the stages.
+        depth: of the shallow network.
+        fill: "zeros"; "replicate": the last block of the stage that was kept, where it fits; "random".
+        random: for "random".
+
+    >>> stage = Stage(("0",), (("1",),))
+    >>> restored({"0.weight": torch.ones(1)}, {"1.weight": torch.zeros(1)}, [stage], 1, "replicate")
+    {'1.weight': tensor([1.])}
+    """
+    made: dict[str, Tensor] = {}
+    for stage in found:
+        kept = [stage.first, *stage.blocks][: len(stage.blocks) + 1 - len(stage.removed(depth or full_depth(found)))]
+        for block in stage.removed(depth or full_depth(found)):
+            for name, tensor in like.items():
+                source = tensors.get(_counterpart(name, block, kept[-1])) if is_inside(name, block) else None
+                if is_inside(name, block):
+                    made[name] = _filled(tensor, source, fill, random)
+    return made
+
+
+def _counterpart(name: str, block: Sequence[str], other: Sequence[str]) -> str:
+    """The tensor of `other` that stands where `name` stands in `block`; "" if there is none."""
+    pairs = (f"{there}{name[len(here) :]}" for here, there in zip(block, other) if name.startswith(f"{here}."))
+    return next(pairs, "")
+
+
+def _filled(like: Tensor, source: Tensor | None, fill: Fill, random: torch.Generator | None) -> Tensor:
+    if fill == "replicate" and source is not None and source.shape == like.shape:
+        return source
+    if fill == "random" and like.is_floating_point():
+        spread = like.std(unbiased=False) if like.numel() > 1 else torch.zeros(())
+        return like.mean() + spread * torch.randn(like.shape, generator=random, dtype=like.dtype)
+    return torch.zeros_like(like)
+
+
+# --- finding ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a module received and gave in its one call; tensors are compared by identity."""
+
+    given: Tensor
+    gave: Tensor
+
+    @property
+    def preserves(self) -> bool:
+        return self.given.shape == self.gave.shape and self.given.dtype == self.gave.dtype
+
+
+def stages(module: nn.Module, example: Tensor, blocks: Sequence[Sequence[str]] = ()) -> tuple[Stage, ...]:
+    """The stages of a module, outermost first found first; a block inside a block is not looked for.
+
+    Args:
+        module: any module; it is left untouched.
+        example: an input; only its shape and type matter.
+        blocks: the user's own choice instead: for each stage the names of the modules that can be removed, in the order
+            in which they run.
+
+    Raises:
+        ModelError: if a named block cannot be removed.
+    """
+    calls = _calls(module, example)
+    if blocks:
+        return _named(module, calls, blocks)
+    shared = _shared(module)
+    return tuple(_found(module, "", calls, shared))
+
+
+def why_none(module: nn.Module) -> str:
+    """Why a module has no stage, and what to do about it."""
+    stacked = [
+        f"'{path}' stacks {part.num_layers} layers inside one module, which cannot be taken apart"
+        for path, part in module.named_modules()
+        if isinstance(part, nn.RNNBase) and part.num_layers > 1
+    ]
+    reasons = "; ".join(stacked) or "no modules of one kind follow each other and preserve their input's shape"
+    return (
+        f"the model has no blocks that can be removed: {reasons}. Write repeated blocks as modules of their own, or "
+        "name them in model.blocks"
+    )
+
+
+def _calls(module: nn.Module, example: Tensor) -> dict[str, _Call | None]:
+    """The call of every module that takes one tensor and gives one; None for those called otherwise or twice."""
+    bare = hollow(module, constants=False).eval()
+    seen: dict[str, list[_Call | None]] = {}
+
+    def watch(path: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+            seen.setdefault(path, []).append(_Call(args[0], output) if plain else None)
+
+        return hook
+
+    for path, part in bare.named_modules():
+        part.register_forward_hook(watch(path), with_kwargs=True)
+    with torch.no_grad():
+        bare(example.to("meta"))
+    return {path: own[0] if len(own) == 1 else None for path, own in seen.items()}
+
+
+def _found(module: nn.Module, path: str, calls: Mapping[str, _Call | None], shared: set[str]) -> Iterator[Stage]:
+    """The stages among the children of a module, and inside those children that are in none."""
+    children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items()]
+    names = [name for name, child in children if child is not None]
+    kinds = [_kind(child) for _, child in children if child is not None]
+    place = 0
+    while place < len(names):
+        length, count = _repeats(names, kinds, place, calls)
+        rows = [tuple(names[place + i * length : place + (i + 1) * length]) for i in range(count)]
+        stage = _stage(module, rows, calls, shared, path)
+        if stage is not None:
+            yield stage
+            place += length * count
+            continue
+        yield from _found(
+            module.get_submodule(names[place][len(path) + 1 if path else 0 :]), names[place], calls, shared
+        )
+        place += 1
+
+
+def _stage(
+    owner: nn.Module, rows: Sequence[tuple[str, ...]], calls: Mapping[str, _Call | None], shared: set[str], path: str
+) -> Stage | None:
+    """The stage of these blocks, if one of them beyond the first can be removed."""
+    start = len(path) + 1 if path else 0
+
+    def removable(row: tuple[str, ...]) -> bool:
+        parameters = any(True for name in row for _ in owner.get_submodule(name[start:]).parameters())
+        return parameters and _preserves(row, calls) and not shared & set(row)
+
+    blocks = tuple(row for row in rows[1:] if removable(row))
+    return Stage(rows[0], blocks) if blocks else None
+
+
+def _preserves(row: Sequence[str], calls: Mapping[str, _Call | None]) -> bool:
+    first, last = calls.get(row[0]), calls.get(row[-1])
+    return first is not None and last is not None and _Call(first.given, last.gave).preserves
+
+
+def _repeats(
+    names: Sequence[str], kinds: Sequence[Any], place: int, calls: Mapping[str, _Call | None]
+) -> tuple[int, int]:
+    """(modules in a block, blocks) of the row that starts at a place: the one that covers most modules."""
+    best = (1, 1)
+    for length in range(1, _LONGEST_BLOCK + 1):
+        count, end = 1, place + length
+        while (
+            kinds[end : end + length] == kinds[place : place + length]
+            and len(kinds[end : end + length]) == length
+            and _chained(names[end - length : end + length], calls)
+        ):
+            count, end = count + 1, end + length
+        if count > 1 and length * count > best[0] * best[1]:
+            best = (length, count)
+    return best
+
+
+def _chained(names: Sequence[str], calls: Mapping[str, _Call | None]) -> bool:
+    """Whether each module is fed with the very tensor that the one before it gave."""
+    own = [calls.get(name) for name in names]
+    return all(a is not None and b is not None and b.given is a.gave for a, b in pairwise(own))
+
+
+def _kind(module: nn.Module) -> Any:
+    """What makes two modules blocks of one kind: their type, and for a plain row of layers the types in it."""
+    if type(module) is nn.Sequential:
+        return (nn.Sequential, *(_kind(child) for child in module))
+    return type(module)
+
+
+def _shared(module: nn.Module) -> set[str]:
+    """The modules that share a tensor with a module beside them: removing one would rename the other's."""
+    owners: dict[int, list[str]] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None:
+                owners.setdefault(id(tensor), []).append(path)
+    found: set[str] = set()
+    for paths in owners.values():
+        if len(paths) > 1:
+            found |= {prefix for path in paths for prefix in _prefixes(path) if not _holds_all(prefix, paths)}
+    return found
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+def _holds_all(prefix: str, paths: Sequence[str]) -> bool:
+    return all(path == prefix or path.startswith(f"{prefix}.") for path in paths)
+
+
+def _named(module: nn.Module, calls: Mapping[str, _Call | None], blocks: Sequence[Sequence[str]]) -> tuple[Stage, ...]:
+    """The stages that the user named, each name refused with its reason if it cannot be removed."""
+    parts = dict(module.named_modules(remove_duplicate=False))
+    shared = _shared(module)
+    problems = []
+    made = []
+    for stage in blocks:
+        names = [_full_name(name, parts) for name in stage]
+        problems += [problem for name in names if (problem := _obstacle(name, parts, calls, shared)) is not None]
+        made.append(Stage((), tuple((name,) for name in names)))
+    if problems:
+        raise ModelError("model.blocks: " + "; ".join(problems))
+    return tuple(stage for stage in made if stage.blocks)
+
+
+def _full_name(name: str, parts: Mapping[str, nn.Module]) -> str:
+    """The module's name, also where the normalisation layer stands around the user's network."""
+    return name if name in parts or f"network.{name}" not in parts else f"network.{name}"
+
+
+def _obstacle(
+    name: str, parts: Mapping[str, nn.Module], calls: Mapping[str, _Call | None], shared: set[str]
+) -> str | None:
+    if name not in parts:
+        owner = name.rpartition(".")[0]
+        if isinstance(parts.get(owner), nn.RNNBase) or isinstance(parts.get(name.partition("_l")[0]), nn.RNNBase):
+            return f"'{name}': the layers inside one recurrent module cannot be removed; write them as separate modules"
+        return unknown("module", name, [path for path in parts if path])
+    call = calls.get(name)
+    if call is None:
+        return f"'{name}' is not called exactly once with one tensor, giving one"
+    if not call.preserves:
+        return (
+            f"'{name}' turns {tuple(call.given.shape)} into {tuple(call.gave.shape)}; only blocks that keep it can go"
+        )
+    if name in shared:
+        return f"'{name}' shares a tensor with a module outside it"
+    return None
+
+
+def tensor_names(skeleton: nn.Module) -> list[str]:
+    """The names of the tensors of a network without its removed blocks."""
+    return [name for name, _ in named_tensors(skeleton)]

@@ -1,0 +1,126 @@
+"""Base networks: a wide network split by its channels into narrow ones, which are asked together again.
+
+A group of n channels is cut into blocks of r n; block i of every group makes base network i. At a random start the
+entries of different blocks are independent draws, so the bases are independent networks; each has the (smaller) weights
+that the wide network starts with, which is what Split-Mix calls rescaled initialisation. Of a learned network the bases
+are its parts.
+
+>>> net = Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)])
+>>> net(torch.zeros(5, 2)).shape
+torch.Size([5, 3])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from anysize.elastic.axes import Axes, Kept
+
+_SLACK = 1e-9  # 0.3 / 0.1 is 2.9999999999999996, and means three
+
+
+class Ensemble(nn.Module):
+    """Networks of one kind as one ordinary network: the mean of their outputs.
+
+    Attributes:
+        bases: the networks, in the order in which they are mixed.
+    """
+
+    def __init__(self, bases: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.bases = nn.ModuleList(bases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_output(self.bases, x)
+
+
+class Networks(nn.ModuleDict):
+    """Networks that are trained side by side, by name; asked together, they answer with the mean of their outputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_output(self.values(), x)
+
+
+def mean_output(networks: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Split-Mix, Algorithm 1, line 11: F(x) = 1/K sum_i f(x; w_i)."""
+    outputs: list[Tensor] = [network(x) for network in networks]
+    return sum(outputs[1:], start=outputs[0]) / len(outputs)
+
+
+def mixed(bases: Sequence[nn.Module]) -> nn.Module:
+    """The network that the bases make together; one alone is itself.
+
+    >>> type(mixed([nn.Linear(2, 3)])).__name__, type(mixed([nn.Linear(2, 3)] * 2)).__name__
+    ('Linear', 'Ensemble')
+    """
+    return bases[0] if len(bases) == 1 else Ensemble(bases)
+
+
+def bases_within(width: float, base: float) -> int:
+    """How many networks of width `base` a width is worth: floor(R / r), the float's error forgiven.
+
+    >>> bases_within(0.3, 0.1), bases_within(0.5, 0.2)
+    (3, 2)
+    """
+    return math.floor(width / base + _SLACK)
+
+
+def split(axes: Axes, width: float, parts: int) -> list[Kept]:
+    """Which units of each group every one of `parts` networks of `width` takes.
+
+    Block after block; where a group has too few units for blocks of its own, they start again at its first. Groups that
+    are frozen stay whole in every part.
+
+    >>> from anysize.elastic.axes import trace
+    >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
+    >>> [kept.units("0") for kept in split(axes, 0.25, 4)]
+    [(0, 1), (2, 3), (4, 5), (6, 7)]
+    """
+    first = axes.kept(width)
+    blocks = []
+    for part in range(parts):
+        units = {}
+        for group in axes.groups:
+            count = first.count(group.name)
+            if count < group.size:
+                units[group.name] = sorted((part * count + i) % group.size for i in range(count))
+        blocks.append(axes.kept(units))
+    return blocks
+
+
+def scaled_to_own_width(tensors: Mapping[str, Tensor], narrow: nn.Module, full: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a narrow network's layers at the scale that it would draw itself.
+
+    Kaiming's initialisation falls with the root of a layer's inputs. A part of a wide network's start is therefore
+    smaller than a start of its own, by the root of how many times fewer inputs a layer has.
+
+    Args:
+        tensors: of the narrow network, as parts of the full one's start; left untouched.
+        narrow: its structure.
+        full: the full network's structure.
+
+    >>> wide, small = nn.Linear(8, 4), nn.Linear(2, 4)
+    >>> scaled_to_own_width({"weight": torch.ones(4, 2)}, small, wide)["weight"][0].tolist()
+    [2.0, 2.0]
+    """
+    scaled = dict(tensors)
+    for name, layer in narrow.named_modules():
+        own, whole = _inputs(layer), _inputs(full.get_submodule(name))
+        if own is None or whole is None or own == whole:
+            continue
+        for leaf, _ in layer.named_parameters(prefix=name, recurse=False):
+            if leaf in scaled:
+                scaled[leaf] = scaled[leaf] * math.sqrt(whole / own)
+    return scaled
+
+
+def _inputs(layer: nn.Module) -> int | None:
+    """How many inputs decide the scale of a layer's start; None for layers that start alike at every width."""
+    if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+        return layer.weight[0].numel()
+    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        return int(layer.hidden_size)
+    return int(layer.embed_dim) if isinstance(layer, nn.MultiheadAttention) else None

@@ -1,0 +1,283 @@
+"""Several networks of one structure in one pass: one small rule per layer type.
+
+The networks' channels stand side by side, network after network, on the channel axis: a convolution becomes one in
+groups, a linear layer a batched product, a norm one over all channels, and what works on each channel alone stays as it
+is. Every tensor of the whole is the networks' tensors one below the other, so that stacking and taking apart need no
+rules.
+
+What a network's own `forward` does to its channels cannot be seen from its layers, so the result is compared with the
+separate networks once, on random weights; where it differs, or where a layer type has no rule, there is no grouped
+network and the reason is given.
+
+When it pays is a fixed rule on shapes, `pays`, read off `benchmarks/splitmix_grouping.json`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from anysize.elastic.skeleton import fill, hollow, named_tensors
+from anysize.errors import ModelError
+from anysize.rng import generator
+
+Rule = Callable[[Any, int], nn.Module]
+RULES: dict[type[nn.Module], Rule] = {}
+R = TypeVar("R", bound=Rule)
+
+_TOLERANCE = 1e-3
+_WIDE_LAYER = 32  # outputs of one network from which groups never lost to separate convolutions
+_SMALL_INPUT = 12_000  # numbers per sample, all networks together, up to which they did not lose either
+
+
+class Grouped(nn.Module):
+    """Networks of one structure that see the same inputs; gives their outputs one below the other.
+
+    Attributes:
+        network: the layers of all.
+        count: how many networks there are.
+
+    >>> base = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> grouped(hollow(base), 5, [torch.zeros(2, 4)])(torch.zeros(7, 4, device="meta")).shape
+    torch.Size([35, 2])
+    """
+
+    def __init__(self, network: nn.Module, count: int) -> None:
+        super().__init__()
+        self.network = network
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        beside: Tensor = self.network(x)  # (samples, count * outputs)
+        return torch.cat(beside.chunk(self.count, 1))  # (count * samples, outputs)
+
+
+_found: WeakKeyDictionary[nn.Module, dict[int, Grouped | str]] = WeakKeyDictionary()
+
+
+def grouped(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | str:
+    """The structure of `count` networks like `base` in one pass, or why there is none; made once, copied by `fill`.
+
+    Args:
+        base: the structure of one.
+        count: how many.
+        example: an input, of which shapes and types matter.
+    """
+    known = _found.setdefault(base, {})
+    if count not in known:
+        known[count] = _made(base, count, example)
+    return known[count]
+
+
+def stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of a grouped network: those of the networks, one below the other."""
+    return {f"network.{name}": torch.cat([_row(network[name]) for network in networks]) for name in networks[0]}
+
+
+def _row(tensor: Tensor) -> Tensor:
+    """The tensor with an axis along which it can stand below another; a counter has none."""
+    return tensor if tensor.dim() else tensor[None]
+
+
+def unstacked(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], count: int) -> list[dict[str, Tensor]]:
+    """The inverse of `stacked`, with the networks' own shapes.
+
+    >>> parts = unstacked(stacked([{"w": torch.zeros(2)}, {"w": torch.ones(2)}]), {"w": torch.Size([2])}, 2)
+    >>> [part["w"].tolist() for part in parts]
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, shape in shapes.items():
+        for part, tensor in zip(parts, tensors[f"network.{name}"].chunk(count)):
+            part[name] = tensor.reshape(shape)
+    return parts
+
+
+# --- layers -------------------------------------------------------------------------------------------------
+
+
+def rule(*kinds: type[nn.Module]) -> Callable[[R], R]:
+    """Register the function that makes the layer of `count` networks from the layer of one."""
+
+    def register(function: R) -> R:
+        RULES.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+class GroupedLinear(nn.Module):
+    """Linear layers side by side; inputs that all share are given once."""
+
+    def __init__(self, layer: nn.Linear, count: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.count = layer.in_features, layer.out_features, count
+        self.weight = _wide(layer.weight, count)  # (count * outputs, inputs)
+        self.bias = None if layer.bias is None else _wide(layer.bias, count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] == self.inputs:
+            return functional.linear(x, self.weight, self.bias)
+        each = x.view(-1, self.count, self.inputs).transpose(0, 1)  # (count, samples, inputs)
+        weight = self.weight.view(self.count, self.outputs, self.inputs).transpose(1, 2)
+        if self.bias is None:
+            y = torch.bmm(each, weight)
+        else:
+            y = torch.baddbmm(self.bias.view(self.count, 1, self.outputs), each, weight)
+        return y.transpose(0, 1).reshape(len(x), -1)
+
+
+class GroupedConv2d(nn.Conv2d):
+    """Convolutions side by side; inputs that all share are given once."""
+
+    count: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.groups // self.count
+        if x.shape[1] != self.in_channels:
+            return self._convolve(x, self.weight, self.bias, own)
+        if pays(self.weight.shape, x.shape, self.count):
+            return self._convolve(x, self.weight, self.bias, self.groups)
+        biases = [None] * self.count if self.bias is None else self.bias.chunk(self.count)
+        parts = zip(x.chunk(self.count, 1), self.weight.chunk(self.count), biases)
+        return torch.cat([self._convolve(*part, own) for part in parts], 1)
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        return functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, groups)
+
+
+def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
+    """Whether convolutions in groups are faster than one after another.
+
+    Args:
+        weight: the shape of all the weights, (count * outputs, inputs, ...).
+        x: the shape of the inputs side by side, (samples, count * inputs, height, width).
+        count: how many networks there are.
+
+    >>> pays((64, 8, 3, 3), (32, 64, 8, 8), 8), pays((64, 8, 3, 3), (32, 64, 32, 32), 8)
+    (True, False)
+    """
+    return weight[0] // count >= _WIDE_LAYER or math.prod(x[1:]) <= _SMALL_INPUT
+
+
+@rule(nn.Linear)
+def _linear(layer: nn.Linear, count: int) -> nn.Module:
+    return GroupedLinear(layer, count)
+
+
+@rule(nn.Conv2d)
+def _convolution(layer: nn.Conv2d, count: int) -> nn.Module:
+    if layer.padding_mode != "zeros":
+        raise ModelError(f"padding_mode = '{layer.padding_mode}'")
+    with torch.device("meta"):
+        wide = GroupedConv2d(
+            layer.in_channels * count,
+            layer.out_channels * count,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            layer.groups * count,
+            bias=layer.bias is not None,
+        )
+    wide.count = count
+    return wide
+
+
+@rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def _batch_norm(layer: nn.modules.batchnorm._BatchNorm, count: int) -> nn.Module:
+    if layer.momentum is None and layer.track_running_stats:
+        raise ModelError("momentum = None, which counts batches per network")
+    wide = copy.deepcopy(layer)
+    wide.num_features *= count
+    return _widened(wide, count)
+
+
+@rule(nn.GroupNorm)
+def _group_norm(layer: nn.GroupNorm, count: int) -> nn.Module:
+    wide = copy.deepcopy(layer)
+    wide.num_groups *= count
+    wide.num_channels *= count
+    return _widened(wide, count)
+
+
+def _wide(tensor: Tensor, count: int) -> Any:
+    """A placeholder for `count` tensors, one below the other."""
+    shape = (count * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (count,)
+    empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _widened(layer: nn.Module, count: int) -> nn.Module:
+    """The layer with all its tensors widened."""
+    for store in (layer._parameters, layer._buffers):
+        for name, tensor in store.items():
+            store[name] = None if tensor is None else _wide(tensor, count)
+    return layer
+
+
+# --- networks -----------------------------------------------------------------------------------------------
+
+
+def _made(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | str:
+    names = [name for name, _ in base.named_parameters(remove_duplicate=False)]
+    if len(names) != len(list(base.parameters())):
+        return "some of its weights are shared"
+    network = hollow(base)
+    for path, layer in list(network.named_modules()):
+        try:
+            wide = _wide_layer(layer, count)
+        except ModelError as error:
+            return f"{path or 'the network'}: {error}"
+        if path and wide is not layer:
+            owner, _, leaf = path.rpartition(".")
+            setattr(network.get_submodule(owner), leaf, wide)
+        elif wide is not layer:
+            network = wide
+    made = Grouped(network, count)
+    if count > 2:
+        fewer = grouped(base, 2, example)
+        return fewer if isinstance(fewer, str) else made
+    return made if _agrees(base, made, example) else "what it does to its channels is not done to each alone"
+
+
+def _wide_layer(layer: nn.Module, count: int) -> nn.Module:
+    """The layer of `count` networks; containers, and layers without tensors, stay as they are."""
+    for kind in type(layer).__mro__:
+        if kind in RULES:
+            return RULES[kind](layer, count)
+    own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+    if any(name not in layer._non_persistent_buffers_set for name, _ in own):
+        raise ModelError(f"no rule for {type(layer).__name__}")
+    return layer
+
+
+def _agrees(base: nn.Module, made: Grouped, example: Sequence[Tensor]) -> bool:
+    """Whether the grouped network gives what the separate ones give, in training, on random weights and inputs."""
+    random = generator("grouping")
+    if len(example) != 1 or not example[0].is_floating_point():
+        return False
+    x = torch.rand((3, *example[0].shape[1:]), generator=random)
+    tensors = [{name: _random(tensor, random) for name, tensor in named_tensors(base)} for _ in range(made.count)]
+    with torch.no_grad():
+        apart = [fill(base, own).train()(x) for own in tensors]
+        try:
+            together = fill(made, stacked(tensors)).train()(x)
+        except Exception:  # a forward of the user's that minds other shapes may raise anything
+            return False
+    expected = torch.cat(apart)
+    return expected.dim() == 2 and torch.allclose(together, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def _random(tensor: Tensor, random: torch.Generator) -> Tensor:
+    if not tensor.is_floating_point():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    scale = max(1, tensor[0].numel()) ** -0.5 if tensor.dim() > 1 else 1.0
+    return (torch.rand(tensor.shape, generator=random) * 2 - 0.8).to(tensor.dtype) * scale

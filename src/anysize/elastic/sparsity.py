@@ -1,0 +1,153 @@
+"""Unstructured masks: iterative magnitude pruning with rewinding, and masks and their values in few bytes.
+
+A *mask* is a boolean tensor of a weight's shape, true where the weight stays. Only weights of layers (two or more axes)
+are pruned; biases, norms and buffers stay. Masks save bytes, not time: a dense multiplication takes as long with zeros
+as without.
+
+>>> masks = prune({"w": torch.tensor([[1.0, -3.0, 2.0, -0.5]])}, {}, 0.5)
+>>> masks["w"].int().tolist()
+[[0, 1, 1, 0]]
+>>> bits = pack(masks["w"])
+>>> take_values(torch.tensor([[1.0, -3.0, 2.0, -0.5]]), bits).tolist()
+[-3.0, 2.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anysize.errors import ModelError
+
+Masks = dict[str, Tensor]
+Scope = Literal["global", "layer"]
+Train = Callable[[Masks], tuple[Mapping[str, Tensor], float]]
+"""Trains the network from its first weights under masks; gives its tensors afterwards, and its accuracy."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One network of a pruning series.
+
+    Attributes:
+        sparsity: the part of the prunable weights that is zero.
+        masks: which of them stay; empty for the dense network.
+        accuracy: after training from the first weights under these masks.
+    """
+
+    sparsity: float
+    masks: Masks
+    accuracy: float
+
+
+def iterative_pruning(sparsities: Sequence[float], train: Train, scope: Scope = "global") -> Iterator[Ticket]:
+    """The dense network and one of each sparsity, rising: train, prune the smallest, rewind, train again.
+
+    Args:
+        sparsities: of each iteration, rising, above 0.
+        train: what trains a network from its first weights (rewinding) under masks.
+        scope: whether weights are compared over all layers or within each.
+    """
+    masks: Masks = {}
+    tensors, accuracy = train(masks)
+    yield Ticket(0.0, masks, accuracy)
+    for sparsity in sparsities:
+        masks = prune(tensors, masks, sparsity, scope)
+        tensors, accuracy = train(masks)
+        yield Ticket(sparsity, masks, accuracy)
+
+
+def prune(tensors: Mapping[str, Tensor], masks: Masks, sparsity: float, scope: Scope = "global") -> Masks:
+    """Masks under which the largest weights stay of those that `masks` left.
+
+    Args:
+        tensors: of a network; those with two or more axes are pruned.
+        masks: of the iteration before, empty before the first.
+        sparsity: the part of all prunable weights that is then zero.
+        scope: whether weights are compared over all layers or within each.
+
+    >>> weights = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[3.0, 4.0]])}
+    >>> {name: mask.int().tolist() for name, mask in prune(weights, {}, 0.5).items()}
+    {'a': [[0, 0]], 'b': [[1, 1]]}
+    >>> {name: mask.int().tolist() for name, mask in prune(weights, {}, 0.5, "layer").items()}
+    {'a': [[0, 1]], 'b': [[0, 1]]}
+    """
+    if not 0 <= sparsity < 1:
+        raise ModelError(f"a sparsity of {sparsity:g} was asked for; allowed: from 0 to below 1")
+    names = prunable(tensors)
+    # What was pruned before is smaller than any weight, so that it is pruned again.
+    sizes = {
+        n: tensors[n].detach().abs().masked_fill(~masks[n], -1.0) if n in masks else tensors[n].abs() for n in names
+    }
+    if scope == "layer":
+        return {name: _largest(size.flatten(), sparsity).reshape(size.shape) for name, size in sizes.items()}
+    stays = _largest(torch.cat([sizes[name].flatten() for name in names]), sparsity)
+    parts = torch.split(stays, [sizes[name].numel() for name in names])
+    return {name: part.reshape(sizes[name].shape) for name, part in zip(names, parts)}
+
+
+def _largest(sizes: Tensor, sparsity: float) -> Tensor:
+    """True for all but the `sparsity` smallest; among equals the first go first, so that the count is exact."""
+    order = torch.sort(sizes, stable=True).indices
+    stays = torch.ones(len(sizes), dtype=torch.bool)
+    stays[order[: round(sparsity * len(sizes))]] = False
+    return stays
+
+
+def prunable(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the weights that can be pruned: numbers with two or more axes.
+
+    >>> prunable({"weight": torch.ones(2, 2), "bias": torch.ones(2), "counts": torch.ones(2, 2, dtype=torch.int64)})
+    ['weight']
+    """
+    return [name for name, tensor in tensors.items() if tensor.dim() >= 2 and tensor.is_floating_point()]
+
+
+# --- few bytes --------------------------------------------------------------------------------------------------
+
+
+def pack(mask: Tensor) -> Tensor:
+    """A mask as bytes of eight bits each, (ceil(n / 8),) uint8.
+
+    >>> pack(torch.tensor([True, False, True])).tolist()
+    [160]
+    """
+    return torch.from_numpy(np.packbits(mask.flatten().numpy()))
+
+
+def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mask of that shape, refused if its bytes are too few or too many.
+
+    >>> unpack(torch.tensor([160], dtype=torch.uint8), (3,)).tolist()
+    [True, False, True]
+    """
+    count = int(torch.Size(shape).numel())
+    if bits.dtype != torch.uint8 or bits.shape != ((count + 7) // 8,):
+        raise ModelError(f"a mask of {tuple(bits.shape)} {bits.dtype} does not fit a weight of shape {tuple(shape)}")
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).reshape(tuple(shape))
+
+
+def take_values(tensor: Tensor, bits: Tensor) -> Tensor:
+    """The entries of a tensor that a mask keeps, in order, (count,)."""
+    return tensor.detach().contiguous()[unpack(bits, tensor.shape)]
+
+
+def put_values(values: Tensor, bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of that shape with the values where the mask is true, zero elsewhere; the inverse of `take_values`.
+
+    >>> put_values(torch.tensor([5.0]), pack(torch.tensor([False, True])), (2,)).tolist()
+    [0.0, 5.0]
+    """
+    if values.is_meta or bits.is_meta:
+        return torch.empty(tuple(shape), dtype=values.dtype, device="meta")
+    mask = unpack(bits, shape)
+    if values.shape != (int(mask.sum()),):
+        raise ModelError(f"values of shape {tuple(values.shape)} came for a mask that keeps {int(mask.sum())}")
+    full = torch.zeros(tuple(shape), dtype=values.dtype)
+    full[mask] = values.detach()
+    return full

@@ -1,0 +1,346 @@
+"""eLF: a device trains fewer blocks and fewer weights, looked up for its budget; what is missing comes back as zeros.
+
+Farcas, Chen, Wang, Marculescu. "Model Elasticity for Hardware Heterogeneity in Federated Learning Systems".
+FedEdge 2022.
+
+    paper                   here                                    shape
+    omega                   state.tensors                           the full network
+    phi_p                   context.skeleton(width, depth)          blocks removed, last of a stage first
+    phi_p^{-1}              restored(...)                           zeros in their place
+    m_p^l                   state.masks[key(size)]                  a bit for every prunable weight
+    D_proxy                 context.proxy.share(0.05)               a part of the data, at the server
+    theta_{p,l}             table entry.accuracy                    scalar
+    C(phi(omega * m))       table entry.cost                        a number per unit
+    rho(B)                  context.table, choices()                the best entry that a budget allows
+    L                       len(sparsities)
+
+Equation index: Algorithm 1, line 4, iterative magnitude pruning -> `ELF.tabulate`; Eq. (3), the look-up ->
+`ELF.choices`, of which an experiment takes the first that fits; line 10, phi(omega * m) -> `ELF.extract`; line 13 ->
+`ELF.aggregate`.
+
+Departures: theta is measured on a fifth of the proxy data that pruning did not train on, since on what it trained on
+every network is nearly perfect. A block that nobody of a round holds keeps its values: the mean of zeros alone would
+end it, and in a network without shortcuts everything after it. Running statistics of batch-norm are averaged over those
+who have them; zeros are no statistics. `average = "holders"` averages every entry only over the clients that trained
+it. Widths are beyond the paper: a narrowed entry is averaged over its holders, as HeteroFL does. The paper does not say
+what is pruned, or how often: here weights of layers, the head among them, compared over all layers, one
+iteration for each of `sparsities`. A mask goes down with its values and does not come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Proxy, Size
+from anysize.elastic.depth import full_depth, restored, why_none
+from anysize.elastic.skeleton import fill as filled
+from anysize.elastic.skeleton import named_tensors
+from anysize.elastic.sparsity import Masks, iterative_pruning, pack, prunable, put_values, take_values, unpack
+from anysize.errors import MethodError
+from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.mean import StreamingMean
+from anysize.rng import generator
+from anysize.table import Entry, Table
+from anysize.wire import Tensors
+
+_VALUES, _MASK = "values/", "mask/"
+_SLACK = 1e-9  # 0.6 * 5 is 3.0000000000000004, and a third of three blocks may be a little below one
+
+
+@dataclass(frozen=True)
+class ELFState:
+    """The full network's tensors, and the packed masks of every trained size that has one, by its `key`."""
+
+    tensors: Tensors
+    masks: dict[str, Tensors]
+
+
+@dataclass(frozen=True)
+class ELF(Method[ELFState]):
+    """Depth and sparsity by device, from a look-up table.
+
+    Attributes:
+        depths: how many blocks of every stage may be trained; empty for every number.
+        widths: the parts of the channels that may be trained; more than 1.0 is beyond the paper.
+        sparsities: the parts of the weights that masks set to zero, rising; 0.0 is the network without a mask.
+        scope: whether pruning compares weights over all layers ("global") or within each ("layer").
+        proxy: the part of the training data that the server prunes and judges with; 0 for no table: nothing is pruned,
+            and the largest size that fits is the best.
+        proxy_epochs: of each training on it.
+        average: "all": removed blocks and masked weights count as zeros (or what `fill` says); "holders": every entry
+            is averaged over the clients that trained it.
+        fill: what stands for removed blocks when "all" are averaged: "zeros", "replicate" (the block before), "random".
+        table: a file for the look-up table, relative to the experiment file: read if it is there, else made and
+            written.
+    """
+
+    depths: Sequence[int] = ()
+    widths: Sequence[float] = (1.0,)
+    sparsities: Sequence[float] = (0.5,)
+    scope: Literal["global", "layer"] = "global"
+    proxy: float = 0.05
+    proxy_epochs: int = 5
+    average: Literal["all", "holders"] = "all"
+    fill: Literal["zeros", "replicate", "random"] = "zeros"
+    table: str = ""
+
+    summary = "blocks removed and weights masked by device, from a look-up table (Farcas et al. 2022)"
+    reusable = False
+    exceptions = {  # noqa: RUF012 - the contract's own attribute
+        "unchanged_updates": "removed blocks and masked weights count as zeros in the mean",
+        "full_round_trip": "masks go down and do not come back",
+    }
+
+    def __post_init__(self) -> None:
+        problems = [*self._list_problems(), *self._word_problems()]
+        if not 0 <= self.proxy <= 1:
+            problems.append(f"proxy = {self.proxy}; allowed: a part of the data from 0 to 1")
+        if self.proxy == 0 and any(self.sparsities):
+            problems.append("proxy = 0 leaves nothing to prune with; set sparsities = [0.0]")
+        if self.proxy_epochs < 1:
+            problems.append(f"proxy_epochs = {self.proxy_epochs}; allowed: at least 1")
+        if problems:
+            raise MethodError("elf: " + "; ".join(problems))
+
+    def _list_problems(self) -> Iterator[str]:
+        if not self.sparsities or not all(0 <= s < 1 for s in self.sparsities):
+            yield f"sparsities = {list(self.sparsities)}; allowed: parts from 0 to below 1"
+        if list(self.sparsities) != sorted(set(self.sparsities)):
+            yield f"sparsities = {list(self.sparsities)}; give each once, rising"
+        if not self.widths or not all(0 < w <= 1 for w in self.widths):
+            yield f"widths = {list(self.widths)}; allowed: parts above 0 up to 1"
+        if not all(isinstance(d, int) and d >= 1 for d in self.depths):
+            yield f"depths = {list(self.depths)}; allowed: whole numbers of at least 1"
+
+    def _word_problems(self) -> Iterator[str]:
+        words = {"scope": ("global", "layer"), "average": ("all", "holders"), "fill": ("zeros", "replicate", "random")}
+        for name, allowed in words.items():
+            if getattr(self, name) not in allowed:
+                yield f"{name} = '{getattr(self, name)}'; allowed: {', '.join(allowed)}"
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes
+
+    def sized(self, context: Context, capacity: float) -> Size:
+        """That part of the depth, under the mask that did best there."""
+        affordable = max(1, math.floor(capacity * full_depth(context.stages) + _SLACK))
+        depths = self._depths(context)
+        depth = max((d for d in depths if d <= affordable), default=depths[0])
+        best = next(s for s in self.choices(context) if s.depth == depth and s.width == max(self.widths))
+        return replace(best, name=repr(float(capacity)))
+
+    def choices(self, context: Context) -> Sequence[Size]:
+        """Eq. (3): the entries of the table by proxy accuracy; without a table dense networks, the largest first."""
+        if context.table is not None:
+            return [entry.size for entry in context.table.best_first]
+        return sorted(self._shapes(context), key=lambda size: size.order, reverse=True)
+
+    def tabulate(self, context: Context) -> Table | None:
+        """Algorithm 1, lines 3 to 5: every depth and width pruned step by step, each step judged."""
+        if self.proxy == 0:
+            return None
+        if context.proxy is None:
+            raise MethodError(
+                "elf prunes on data at the server, and here each device has its own; name a finished table's file in "
+                "method.table, or set method.proxy = 0 and method.sparsities = [0.0]"
+            )
+        entries = [entry for size in self._shapes(context) for entry in self._series(context, context.proxy, size)]
+        return Table(tuple(entries))
+
+    def _series(self, context: Context, proxy: Proxy, size: Size) -> Iterator[Entry]:
+        """IMP(phi_p(omega^0), D_proxy, L) of one depth and width, with the accuracy of every step."""
+        share = proxy.share(self.proxy)
+        start = self._cut(context, context.start(), size)
+        epochs = {"local_epochs": self.proxy_epochs, "local_steps": None}
+        training = replace(context.for_client(), training=context.training.model_copy(update=epochs))
+
+        def perform(task: str, tensors: Tensors, bits: Tensors, kept: Tensors) -> Update:
+            server = Client(0, 0, size, 0, len(share.train), context.seed)
+            message = self._message(server, tensors, bits)
+            ticket = message.ticket | {"task": task, "rate": context.training.learning_rate}
+            answer: Update = proxy.perform(training, self, replace(message, ticket=ticket), share, kept)
+            return answer
+
+        def train(masks: Masks) -> tuple[Tensors, float]:
+            bits = {name: pack(mask) for name, mask in masks.items()}
+            update = perform("train", start, bits, {})
+            tensors = start | dense(update.tensors, bits, start)
+            sums = perform("evaluate", tensors, bits, update.keep).ticket["sums"]
+            score = context.task.metrics(sums)[context.task.metric]
+            return tensors, score if context.task.higher_is_better else -score
+
+        for ticket in iterative_pruning([s for s in self.sparsities if s > 0], train, self.scope):
+            if ticket.sparsity in self.sparsities:
+                bits = {name: pack(mask) for name, mask in ticket.masks.items()}
+                yield Entry(replace(size, mask=ticket.sparsity), ticket.accuracy, bits)
+
+    def init(self, context: Context) -> ELFState:
+        """The given weights, and the table's masks; those of a finished run are in its checkpoint."""
+        return ELFState(dict(context.start()), {key(s): self._bits(context, s) for s in context.sizes if s.mask})
+
+    def _bits(self, context: Context, size: Size) -> Tensors:
+        entry = None if context.table is None else context.table.entry(size)
+        if entry is not None:
+            return dict(entry.masks)
+        tensors = self._cut(context, context.start(), size)
+        return {name: pack(torch.ones_like(tensors[name], dtype=torch.bool)) for name in prunable(tensors)}
+
+    def extract(self, context: Context, state: ELFState, client: Client) -> SubModel:
+        tensors = self._cut(context, state.tensors, client.size)
+        return self._message(client, tensors, state.masks.get(key(client.size), {}))
+
+    def _message(self, client: Client, tensors: Tensors, bits: Tensors) -> SubModel:
+        """Algorithm 1, line 10: the weights that the mask leaves, and the mask."""
+        named = {_MASK + name: own for name, own in bits.items()}
+        depth, mask = client.size.depth, client.size.mask
+        sent = sparse(tensors, bits) | named
+        return sub_model(client, sent, width=client.size.width, depth=depth, mask=mask)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        skeleton = context.skeleton(sub_model.width, sub_model.ticket["depth"])
+        bits = masks_in(sub_model)
+        network = filled(skeleton, dense(sub_model.tensors, bits, dict(named_tensors(skeleton))))
+        for name, own in bits.items():
+            weight = network.get_parameter(name)
+            if weight.requires_grad and not own.is_meta:
+                # No gradient, no momentum, no decay of zero: a masked weight stays zero.
+                weight.register_hook(_Masked(unpack(own, weight.shape)))  # type: ignore[no-untyped-call]
+        return network
+
+    def parameters(self, module: nn.Module, sub_model: SubModel) -> int:
+        trained = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
+        sent = {name: sub_model.tensors[_VALUES + name].numel() for name in masks_in(sub_model)}
+        return sum(sent.get(name, count) for name, count in trained.items())
+
+    def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
+        """The weights that the mask leaves; the server has the mask."""
+        tensors = {name: tensor.detach().contiguous() for name, tensor in named_tensors(module)}
+        bits = masks_in(sub_model)
+        if any(own.is_meta for own in bits.values()):
+            values = {name: tensor for name, tensor in sub_model.tensors.items() if name.startswith(_VALUES)}
+            return Update({n: t for n, t in tensors.items() if n not in bits} | values, dict(sub_model.ticket))
+        return Update(sparse(tensors, bits), dict(sub_model.ticket))
+
+    def aggregate(self, context: Context, state: ELFState, updates: Iterable[Update]) -> ELFState:
+        """Algorithm 1, line 13: the mean of the restored networks."""
+        mean = StreamingMean(state.tensors, context.axes.head)
+        held: set[str] = set()
+        for update in checked(context, updates):
+            size = _trained(context, update)
+            bits = state.masks.get(key(size), {})
+            tensors = dense(update.tensors, bits, self._cut(context, state.tensors, size))
+            held |= set(tensors)
+            entries = {name: unpack(own, tensors[name].shape) for name, own in bits.items()}
+            if self.average == "all":
+                tensors, entries = tensors | self._restored(context, update, size, tensors), {}
+            kept = context.axes.kept(size.width)
+            index = {name: context.axes.index(name, kept) for name in tensors}
+            weight, classes = update.weight(context.tricks), class_weights(context, update)
+            mean.add(tensors, weight, index, classes, entries)
+        after = mean.result()
+        return ELFState(
+            {name: after[name] if name in held else old for name, old in state.tensors.items()}, state.masks
+        )
+
+    def _restored(self, context: Context, update: Update, size: Size, tensors: Tensors) -> Tensors:
+        """phi^{-1}: what stands for the removed blocks, but for running statistics."""
+        buffers = {name for name, _ in context.template.named_buffers()}
+        missing = {n: t for n, t in context.start().items() if n not in tensors and n not in buffers}
+        random = generator(context.seed, int(update.ticket["round"]), int(update.ticket["client"]), "fill")
+        return restored(tensors, cut(context, missing, size.width), context.stages, size.depth, self.fill, random)
+
+    def customize(self, context: Context, state: ELFState, size: Size) -> nn.Module:
+        bits = state.masks.get(key(size), {})
+        trained = sorted({s.width for s in context.sizes})
+        if size.width not in trained or (size.mask and not bits):
+            known = "; ".join(f"{s.label}: depth {s.depth}, width {s.width:g}, mask {s.mask:g}" for s in context.sizes)
+            asked = f"depth {size.depth or 'full'}, width {size.width:g}, mask {size.mask:g}"
+            raise MethodError(f"elf has no network of {asked}; it trained {known}")
+        tensors = self._cut(context, state.tensors, size)
+        masked = {name: tensors[name] * unpack(own, tensors[name].shape) for name, own in bits.items()}
+        return filled(context.skeleton(size.width, size.depth), tensors | masked)
+
+    def notices(self, context: Context) -> list[str]:
+        if context.table is None:
+            return []
+        return [f"elf: masks and choices come from {self.proxy:.0%} of the training data, which the server must hold"]
+
+    def _depths(self, context: Context) -> list[int]:
+        """The depths that may be trained, smallest first; refuses a model of which nothing can be removed."""
+        full = full_depth(context.stages)
+        if full == 1 and set(self.widths) == {1.0}:
+            raise MethodError(f"elf: {why_none(context.template)}")
+        wrong = [depth for depth in self.depths if depth > full]
+        if wrong:
+            raise MethodError(f"elf: depths = {list(self.depths)}; the longest stage of the model has {full} blocks")
+        return sorted(set(self.depths)) or list(range(1, full + 1))
+
+    def _shapes(self, context: Context) -> list[Size]:
+        """Every depth and width, without a mask."""
+        return [Size(float(width), depth=depth) for depth in self._depths(context) for width in sorted(self.widths)]
+
+    def _cut(self, context: Context, tensors: Mapping[str, Tensor], size: Size) -> Tensors:
+        """phi: the tensors of a network of that depth and width."""
+        names = (name for name, _ in named_tensors(context.skeleton(size.width, size.depth)))
+        return cut(context, {name: tensors[name] for name in names}, size.width)
+
+
+def key(size: Size) -> str:
+    """What a mask belongs to.
+
+    >>> key(Size(1.0, depth=2, mask=0.5))
+    '2 1.0 0.5'
+    """
+    return f"{size.depth or 'full'} {size.width!r} {size.mask!r}"
+
+
+def sparse(tensors: Tensors, bits: Tensors) -> Tensors:
+    """The tensors as they travel: of a masked one only the values that stay."""
+    plain = {name: tensor for name, tensor in tensors.items() if name not in bits}
+    return plain | {_VALUES + name: take_values(tensors[name], own) for name, own in bits.items()}
+
+
+def dense(tensors: Mapping[str, Tensor], bits: Tensors, like: Mapping[str, Tensor]) -> Tensors:
+    """The tensors of a message, masked ones whole again: the inverse of `sparse`.
+
+    Args:
+        tensors: of the message.
+        bits: the packed masks.
+        like: tensors of the shapes wanted.
+    """
+    missing = [name for name in bits if _VALUES + name not in tensors]
+    if missing:
+        raise MethodError(f"elf: an update lacks the values of {', '.join(missing)}")
+    plain = {name: tensor for name, tensor in tensors.items() if not name.startswith((_VALUES, _MASK))}
+    return plain | {name: put_values(tensors[_VALUES + name], own, like[name].shape) for name, own in bits.items()}
+
+
+def masks_in(message: SubModel) -> Tensors:
+    """The packed masks of a message by the names of their weights."""
+    return {n.removeprefix(_MASK): tensor for n, tensor in message.tensors.items() if n.startswith(_MASK)}
+
+
+def _trained(context: Context, update: Update) -> Size:
+    """The size that an update says it has, refused if this fleet does not train it."""
+    sizes = {size.label: size for size in context.sizes}
+    if update.label not in sizes:
+        raise MethodError(
+            f"elf: client {update.ticket['client']} sent size '{update.label}'; trained: {', '.join(sizes)}"
+        )
+    return sizes[update.label]
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """A hook on a gradient: none for masked weights."""
+
+    mask: Tensor
+
+    def __call__(self, gradient: Tensor) -> Any:
+        return gradient * self.mask

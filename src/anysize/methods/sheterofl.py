@@ -1,0 +1,150 @@
+"""SHeteroFL: HeteroFL whose clients train every width that they can afford, all in every step.
+
+Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization". ICLR 2022,
+sections 4.1 and 5.1: HeteroFL (Diao et al. 2021) extended by bounded slimmable training (Yu et al. 2018).
+
+    paper           here                            shape
+    W               state.tensors                   full network
+    R_k             client.size.width               scalar
+    x R net         nested.at(i)                    the first ceil(R n) channels of every width group
+    BN per width    state.statistics[width]         running statistics, where they are tracked
+
+Equation index: the sum of the losses of all affordable widths, smallest first, and one step -> `SHeteroFL.loss`; upload
+of the largest one, and the mean of every entry over the clients whose largest width has it -> `SHeteroFL.aggregate`.
+
+Departures: the authors go backward after each width; here the losses are added and go backward together, the same
+gradient at the price of holding all widths' activations at once. Scaling is HeteroFL's, as in `methods/heterofl.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from anysize.context import Context, Size
+from anysize.elastic.scaling import folded, scaled
+from anysize.elastic.skeleton import fill
+from anysize.elastic.slicing import take
+from anysize.elastic.views import Nested, statistics_names, within
+from anysize.errors import MethodError
+from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.mean import StreamingMean
+from anysize.objectives import Batch, Step, Tricks
+from anysize.wire import Tensors
+
+
+@dataclass(frozen=True)
+class SHeteroFLState:
+    """The full network's tensors, and what each trained width has for itself: its batch-norm statistics."""
+
+    tensors: Tensors
+    statistics: dict[str, Tensors]
+
+
+@dataclass(frozen=True)
+class SHeteroFL(Method[SHeteroFLState]):
+    """Prefix slices of one network, every affordable one trained in every step.
+
+    Attributes:
+        scaler: divide the outputs of narrowed layers by the width, as HeteroFL does.
+    """
+
+    scaler: bool = True
+
+    summary = "HeteroFL whose clients train all widths they can afford in every step (Hong et al. 2022)"
+    paper = Tricks(masked_loss=True, batch_norm="batch")
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes
+
+    def init(self, context: Context) -> SHeteroFLState:
+        start = context.start()
+        own = {name: start[name] for name in statistics_names(context.template)}
+        tensors = {name: tensor for name, tensor in start.items() if name not in own}
+        return SHeteroFLState(tensors, {_key(width): cut(context, own, width) for width in _widths(context)})
+
+    def extract(self, context: Context, state: SHeteroFLState, client: Client) -> SubModel:
+        *smaller, width = _trained(context, client.size.width, client.task)
+        tensors = cut(context, state.tensors, width) | state.statistics[_key(width)]
+        named = {f"network.{name}": tensor for name, tensor in tensors.items()}
+        for i, inner in enumerate(smaller):
+            named |= {f"inner.{i}.{name}": tensor for name, tensor in state.statistics[_key(inner)].items()}
+        return sub_model(client, named, width=width)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        widths = _trained(context, sub_model.width, sub_model.ticket.get("task", "train"))
+        skeletons = [context.skeleton(width) for width in widths]
+        own = statistics_names(context.template)
+        nested = fill(Nested(skeletons, context.axes, widths, own), sub_model.tensors)
+        assert isinstance(nested, Nested)
+        if self.scaler:
+            for width, network in zip(widths, (*nested.inner, nested.network)):
+                scaled(context.axes, network, width)
+        return nested
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        """The sum of the losses of all affordable widths, smallest first."""
+        assert isinstance(module, Nested)
+        losses = [step.objective(module.at(place), batch) for place in range(len(module))]
+        return sum(losses[1:], start=losses[0])
+
+    def aggregate(self, context: Context, state: SHeteroFLState, updates: Iterable[Update]) -> SHeteroFLState:
+        """The mean of every entry over the clients that hold it, and of statistics over those that trained a width."""
+        mean = StreamingMean(state.tensors, context.axes.head)
+        statistics = {width: StreamingMean(tensors) for width, tensors in state.statistics.items()}
+        for update in checked(context, updates):
+            weight, kept = update.weight(context.tricks), context.axes.kept(update.width)
+            own, parts = _parts(context, update, set(state.tensors))
+            index = {name: context.axes.index(name, kept) for name in own}
+            mean.add(own, weight, index, class_weights(context, update))
+            for width, tensors in parts.items():
+                statistics[width].add(tensors, weight)
+        return SHeteroFLState(mean.result(), {width: found.result() for width, found in statistics.items()})
+
+    def customize(self, context: Context, state: SHeteroFLState, size: Size) -> nn.Module:
+        width, largest = size.width, context.largest.width
+        if not 0 < width <= largest:
+            raise MethodError(f"sheterofl: width {width:g} was asked for; trained were widths up to {largest:g}")
+        # A width that nobody trained has no statistics of its own, only a part of those of the next larger one.
+        nearest = min(trained for trained in _widths(context) if trained >= width)
+        kept, near = context.axes.kept(width), context.axes.kept(nearest)
+        own = {n: take(t, within(context.axes, n, kept, near)) for n, t in state.statistics[_key(nearest)].items()}
+        network = fill(context.skeleton(width), cut(context, state.tensors, width) | own)
+        return folded(context.axes, network, width) if self.scaler else network
+
+
+def _trained(context: Context, width: float, task: str) -> list[float]:
+    """The widths of the networks that a client holds: in training all that it can afford, else its own."""
+    return [own for own in _widths(context) if own <= width] if task == "train" else [width]
+
+
+def _widths(context: Context) -> list[float]:
+    return sorted({size.width for size in context.sizes})
+
+
+def _key(width: float) -> str:
+    return repr(float(width))
+
+
+def _parts(context: Context, update: Update, shared: set[str]) -> tuple[Tensors, dict[str, Tensors]]:
+    """An update's entries of the full network, and its statistics by width."""
+    widths = _trained(context, update.width, "train")
+    tensors: Tensors = {}
+    statistics: dict[str, Tensors] = {}
+    for name, tensor in update.tensors.items():
+        part, _, rest = name.partition(".")
+        width = widths[-1]
+        if part == "inner":
+            place, _, rest = rest.partition(".")
+            if not place.isdigit() or int(place) >= len(widths) - 1:
+                raise MethodError(f"sheterofl: an update of width {update.width:g} holds '{name}'")
+            width = widths[int(place)]
+        elif part != "network":
+            raise MethodError(f"sheterofl: an update holds '{name}', which is part of no network")
+        if part == "network" and rest in shared:
+            tensors[rest] = tensor
+        else:
+            statistics.setdefault(_key(width), {})[rest] = tensor
+    return tensors, statistics

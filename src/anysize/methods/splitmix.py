@@ -1,0 +1,329 @@
+"""Split-Mix: a wide network is split into narrow base networks that every client can train; as many as fit are mixed.
+
+Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization". ICLR 2022.
+
+    paper           here                            shape
+    r               SplitMix.base_width             scalar; by default the smallest trained width
+    M               number of bases                 floor(1 / r)
+    w_{i,r}         state.bases[str(i)]             the network narrowed to r
+    R_k             client.size.width               scalar
+    P, p            state.served                    the shuffled orders of all bases, and how far they were read
+    W_k             extract()                       floor(R_k / r) bases
+    |D_k|           ticket "samples"                scalar
+
+Equation index: Algorithm 1 -> `SplitMix`; its line 7 and 8, the mean of each base over the clients that trained it ->
+`SplitMix.aggregate`; line 9, sorting by validation accuracy -> `SplitMix.finish`; line 11, the mean of logits ->
+`elastic.ensemble.mean_output`; Algorithm 2 -> `sampled_bases`; Algorithm 3 -> `SplitMix.loss`;
+Eq. (1) and Algorithm 4 -> `objectives.adversarial`; Eq. (2) -> `elastic.norm.mixed_norms`. Rescaled initialisation
+(section 4.2) -> [tricks] rescaled_init.
+
+Departures: the paper's line 8 divides by zero for a base that nobody trained; here it keeps its value, as in the
+authors' code. Bases are not drawn one by one but are the blocks of channels of one full-width start, whose entries are
+independent draws at the full width's scale: the same distribution, for any network and any initialisation; where the
+channels do not divide, blocks share some. The authors' masked loss masks by the classes of the batch at hand, ours by
+the classes of the client, as HeteroFL's does and the paper says. `rescale_layer` divides the outputs of narrowed layers
+by r in training only, as in the authors' code; it is off by default, since the paper finds that it changes nothing
+where statistics are the batch's and ruins the ones kept in training. The authors train bases one after another; here
+they go through in one pass where `elastic.grouping` can and where it is faster, which changes no more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from anysize.context import Context, Levels, Size
+from anysize.elastic.ensemble import Networks, bases_within, mixed, split
+from anysize.elastic.grouping import Grouped, grouped, stacked, unstacked
+from anysize.elastic.norm import Dual, batch_norms, dual_tensors, mixed_norms
+from anysize.elastic.scaling import Scaler, narrowed_layers
+from anysize.elastic.skeleton import fill, tensors_of
+from anysize.errors import MethodError
+from anysize.methods.base import (
+    Client,
+    Judge,
+    Method,
+    ParameterGroup,
+    SubModel,
+    Update,
+    checked,
+    class_weights,
+    first_tensors,
+    sub_model,
+)
+from anysize.methods.mean import StreamingMean
+from anysize.objectives import Batch, Step, Tricks
+from anysize.rng import generator
+from anysize.wire import Tensors
+
+
+@dataclass(frozen=True)
+class SplitMixState:
+    """The base networks.
+
+    Attributes:
+        bases: the tensors of each, by its number.
+        served: how many clients have trained; where Algorithm 2 goes on reading its shuffled order.
+        order: in which order bases are mixed.
+    """
+
+    bases: dict[str, Tensors]
+    served: int
+    order: list[int]
+
+
+def sampled_bases(count: int, bases: int, place: int, seed: int, rest: torch.Generator) -> list[int]:
+    """Algorithm 2: the next base in the shuffled order, and others drawn without replacement; sorted.
+
+    Args:
+        count: how many the client trains, n.
+        bases: how many there are, M.
+        place: how many clients were served before, over all rounds: with M it says which shuffle is read, and where.
+        seed: from which each shuffle is derived.
+        rest: draws the others.
+
+    >>> first = [sampled_bases(1, 4, place, 0, torch.Generator())[0] for place in range(4)]
+    >>> sorted(first)
+    [0, 1, 2, 3]
+    """
+    shuffle, at = divmod(place, bases)
+    first = int(torch.randperm(bases, generator=generator(seed, shuffle, "order of bases"))[at])
+    others = [base for base in range(bases) if base != first]
+    drawn = torch.randperm(len(others), generator=rest)[: count - 1].tolist()
+    return sorted([first, *(others[i] for i in drawn)])
+
+
+@dataclass(frozen=True)
+class SplitMix(Method[SplitMixState]):
+    """Base networks of the smallest width, mixed on demand.
+
+    Attributes:
+        base_width: of the base networks, r; 0 for the smallest trained width.
+        sort_bases: after the last round, mix the bases that are best on the clients' held-out data first; needs
+            data.validation.
+        rescale_layer: in training, divide the outputs of narrowed layers by r.
+        one_pass: train a client's bases in one pass where that is possible and faster.
+        dual_norm: every batch-norm twice, for clean inputs and for inputs under attack, mixed when a network is
+            customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked".
+    """
+
+    base_width: float = 0.0
+    sort_bases: bool = False
+    rescale_layer: bool = False
+    one_pass: bool = True
+    dual_norm: bool = False
+
+    summary = "narrow base networks trained everywhere, mixed on demand (Hong et al. 2022)"
+    paper = Tricks(masked_loss=True, batch_norm="batch")
+    exceptions = MappingProxyType({"pretrained_start": "a learned network is split, and its parts mixed are not it"})
+    reusable = False  # which bases a client trains is in the names of its tensors
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.base_width <= 1:
+            raise MethodError(f"splitmix: base_width = {self.base_width}; allowed: a width up to 1, or 0")
+
+    def sizes(self, context: Context) -> Sequence[Size]:
+        return context.sizes
+
+    def init(self, context: Context) -> SplitMixState:
+        self._check_dual(context)
+        width, count = self._width(context), self._count(context)
+        self._fitting(context, context.sizes[0])
+        parts = split(context.axes, width, count)
+        bases = {str(i): first_tensors(context, width, kept) for i, kept in enumerate(parts)}
+        if self.dual_norm:
+            bases = {name: dual_tensors(own, context.skeleton(width)) for name, own in bases.items()}
+        return SplitMixState(bases, 0, list(range(count)))
+
+    def extract(self, context: Context, state: SplitMixState, client: Client) -> SubModel:
+        count = self._fitting(context, client.size)
+        chosen = state.order[:count]
+        if client.task == "train":
+            place, rest = state.served + client.position, client.generator("bases")
+            chosen = sampled_bases(count, len(state.bases), place, client.seed, rest)
+        tensors = {f"{i}.{name}": tensor for i in chosen for name, tensor in state.bases[str(i)].items()}
+        return sub_model(client, tensors, width=client.size.width, bases=chosen)
+
+    def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        chosen, base = sub_model.ticket["bases"], context.skeleton(self._width(context))
+        parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
+        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+            return Networks({name: self._network(context, own, None) for name, own in parts.items()})
+        # What is only counted stays apart: torch counts a grouped convolution's weight gradient as an ungrouped one's.
+        counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
+        trains = sub_model.ticket.get("task") == "train" and not counted
+        together = self._together(context, len(chosen)) if trains else ""
+        if isinstance(together, Grouped):
+            module = fill(together, stacked(list(parts.values())))
+        else:
+            structure = Dual(base) if self.dual_norm else base
+            module = Networks({name: fill(structure, own) for name, own in parts.items()})
+        if self.rescale_layer and self._width(context) < 1:
+            within = "network." if self.dual_norm else ""
+            names = [f"{within}{name}" for name, _ in narrowed_layers(context.axes, base, before_norms=True)]
+            for layer in (network.get_submodule(name) for network in module.children() for name in names):
+                layer.register_forward_hook(Scaler(self._width(context), in_training_only=True))
+        return module
+
+    def groups(self, module: nn.Module) -> list[ParameterGroup]:
+        """One group a base: they share nothing, not even the norm to which gradients are clipped."""
+        networks = [[p for p in network.parameters() if p.requires_grad] for network in module.children()]
+        return [ParameterGroup(parameters) for parameters in networks if parameters]
+
+    def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
+        """Algorithm 3: the sum of the bases' losses, whose gradients do not meet."""
+        if isinstance(module, Grouped):
+            # A loss is a mean over samples, here those of all bases.
+            return module.count * step.objective(module, Batch(batch.x, torch.cat([batch.y] * module.count)))
+        losses = [step.objective(network, batch) for network in module.children()]
+        return sum(losses[1:], start=losses[0])
+
+    def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
+        chosen = sub_model.ticket["bases"]
+        tensors = tensors_of(module)
+        if isinstance(module, Grouped):
+            shapes = {name: tensor.shape for name, tensor in _part(sub_model.tensors, chosen[0]).items()}
+            parts = unstacked(tensors, shapes, module.count)
+            tensors = {f"{i}.{name}": tensor for i, part in zip(chosen, parts) for name, tensor in part.items()}
+        return Update(tensors, dict(sub_model.ticket))
+
+    def aggregate(self, context: Context, state: SplitMixState, updates: Iterable[Update]) -> SplitMixState:
+        """Algorithm 1, lines 7 and 8; a base that nobody trained keeps its value."""
+        head = {f"network.{name}" if self.dual_norm else name: axis for name, axis in context.axes.head.items()}
+        means = {name: StreamingMean(tensors, head) for name, tensors in state.bases.items()}
+        served = state.served
+        for update in checked(context, updates):
+            weight, classes = update.weight(context.tricks), class_weights(context, update)
+            for base in _trained_bases(update, len(means)):
+                means[str(base)].add(_part(update.tensors, base), weight, classes=classes)
+            served += 1
+        return SplitMixState({name: mean.result() for name, mean in means.items()}, served, state.order)
+
+    def customize(self, context: Context, state: SplitMixState, size: Size) -> nn.Module:
+        """Algorithm 1, line 11: the first floor(R / r) bases."""
+        width = self._width(context)
+        count = bases_within(size.width, width)
+        if not 1 <= count <= len(state.bases):
+            raise MethodError(
+                f"splitmix: width {size.width:g} was asked for; the bases have width {width:g}, and {len(state.bases)} "
+                "of them are all"
+            )
+        return mixed([self._network(context, state.bases[str(i)], size.robustness) for i in state.order[:count]])
+
+    def levels(self, context: Context) -> Levels | None:
+        return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
+
+    @property
+    def needs_held_out(self) -> bool:
+        return self.sort_bases
+
+    def finish(self, context: Context, state: SplitMixState, judge: Judge) -> SplitMixState:
+        """Algorithm 1, line 9: the best base on the clients' held-out data is mixed first."""
+        if not self.sort_bases:
+            return state
+        task = context.task
+
+        def message(base: int, client: Client) -> SubModel:
+            tensors = {f"{base}.{name}": tensor for name, tensor in state.bases[str(base)].items()}
+            return sub_model(client, tensors, width=self._width(context), bases=[base])
+
+        found = {base: judge(partial(message, base))[task.metric] for base in range(len(state.bases))}
+        order = sorted(found, key=lambda base: (-found[base] if task.higher_is_better else found[base], base))
+        return replace(state, order=order)
+
+    def notices(self, context: Context) -> list[str]:
+        notes = []
+        together = self._together(context, 2) if self._count(context) > 1 else ""
+        if isinstance(together, str) and together:
+            notes.append(f"splitmix: a client's bases are trained one after another: {together}")
+        kept = context.tricks.batch_norm in ("tracked", "local") or not batch_norms(context.template)
+        if self.rescale_layer and kept and self._width(context) < 1:
+            notes.append(
+                "splitmix: rescale_layer scales in training only; without batch-norm, or with statistics that are "
+                "tracked in training, the finished network is not the one that was trained (Table 4: about 10 %)"
+            )
+        return notes
+
+    def _network(self, context: Context, tensors: Mapping[str, Tensor], level: float | None) -> nn.Module:
+        """A base as an ordinary network, by Eq. (2) at a level of robustness where it has two batch-norms for one."""
+        base = context.skeleton(self._width(context))
+        if not self.dual_norm:
+            return fill(base, tensors)
+        dual = fill(Dual(base), tensors)
+        assert isinstance(dual, Dual)
+        return mixed_norms(dual, level or 0.0)
+
+    def _check_dual(self, context: Context) -> None:
+        tricks = context.tricks
+        if not self.dual_norm:
+            return
+        problems = [
+            problem
+            for wrong, problem in (
+                (not batch_norms(context.template), "the model has no batch-norm"),
+                (not 0 < tricks.adversarial < 1, "set tricks.adversarial between 0 and 1, 0.5 as in the paper"),
+                (tricks.batch_norm != "tracked", f'tricks.batch_norm = "{tricks.batch_norm}"; set it to "tracked"'),
+                (tricks.server_momentum > 0, "tricks.server_momentum would move statistics; leave it out"),
+            )
+            if wrong
+        ]
+        if problems:
+            raise MethodError("splitmix: dual_norm: " + "; ".join(problems))
+
+    def _width(self, context: Context) -> float:
+        return self.base_width or context.sizes[0].width
+
+    def _count(self, context: Context) -> int:
+        return bases_within(1.0, self._width(context))
+
+    def _fitting(self, context: Context, size: Size) -> int:
+        count = bases_within(size.width, self._width(context))
+        if count < 1:
+            raise MethodError(
+                f"splitmix: a device of width {size.width:g} fits no base of width {self._width(context):g}; lower "
+                "method.base_width"
+            )
+        return min(count, self._count(context))
+
+    def _together(self, context: Context, count: int) -> Grouped | str:
+        """The structure of `count` bases in one pass, or why they go one after another ("": nothing to tell)."""
+        if not self.one_pass or count == 1:
+            return ""
+        if context.training.clip is not None:
+            return "training.clip looks at each base's own gradients"
+        looks = _looking_at_bases(context.tricks)
+        if looks:
+            return f"tricks.{looks[0]} looks at each base alone"
+        return grouped(context.skeleton(self._width(context)), count, context.axes.found.example)
+
+
+_HARMLESS = {"masked_loss", "classwise_head", "batch_norm", "weighting", "rescaled_init", "proximal", "server_momentum"}
+"""Tricks that treat every entry, or every sample, alike; any other may not be the same over bases side by side."""
+
+
+def _looking_at_bases(tricks: Tricks) -> list[str]:
+    """The chosen tricks that need each base as a network of its own."""
+    chosen = [f.name for f in fields(tricks) if f.name not in _HARMLESS and getattr(tricks, f.name) != f.default]
+    return chosen + (["batch_norm"] if tricks.batch_norm == "local" else [])
+
+
+def _part(tensors: Mapping[str, Tensor], base: int) -> Tensors:
+    prefix = f"{base}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _trained_bases(update: Update, count: int) -> list[int]:
+    """The bases that an update says it holds, refused where its tensors do not say the same."""
+    given = update.ticket.get("bases")
+    held = sorted({name.partition(".")[0] for name in update.tensors})
+    if not isinstance(given, list) or sorted(str(base) for base in given) != held:
+        raise MethodError(f"splitmix: an update says that it holds the bases {given!r}, and holds {', '.join(held)}")
+    wrong = [base for base in given if not isinstance(base, int) or not 0 <= base < count]
+    if wrong:
+        raise MethodError(f"splitmix: an update holds base {wrong[0]}; there are {count}, numbered from 0")
+    return given

@@ -1,0 +1,656 @@
+"""For devices: loads a bundle, and switches its size and its robustness between two predictions.
+
+    network = load("net.anysize", size="0.25")
+    logits = network(x)                     # x as raw inputs, images in [0, 1]
+    network.switch("1.0", robustness=0.3)
+    logits = network(x)
+
+This file needs PyTorch and safetensors and nothing else of this package: it can be copied to a device alone.
+
+A bundle is one safetensors file. Its tensors are stored once; its note, a JSON object, says for every size which of
+them, and which part of each, the network uses, and lists the network's operations. Nothing in it is code: operations
+are looked up in a fixed list, every network is tried on the meta device, where nothing is allocated, before it is
+first used, and what does not fit is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+FORMAT = "anysize-bundle-1"
+NOTE = "anysize"
+SMALL = "small"
+"""The name of the tensor that holds the small ones in a row, since each alone would cost a line in the file's head."""
+
+_MOST_NODES = 100_000
+_MOST_BYTES = 1 << 30  # of one intermediate value, per sample
+_PIECE = 1 << 20
+
+# Functions of their arguments alone: none draws random numbers, writes into its inputs, or reads beside its tensors.
+_ALLOWED = """
+_native_batch_norm_legit_no_training.default _softmax.default _log_softmax.default _to_copy.default
+_unsafe_view.default abs.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
+_adaptive_avg_pool2d.default _adaptive_avg_pool3d.default adaptive_max_pool1d.default adaptive_max_pool2d.default
+add.Scalar add.Tensor addmm.default alias.default amax.default amin.default arange.default arange.start
+arange.start_step argmax.default argmin.default avg_pool1d.default avg_pool2d.default avg_pool3d.default
+baddbmm.default batch_norm.default bmm.default cat.default ceil.default chunk.default clamp.default clamp_max.default
+clamp_min.default clone.default concat.default constant_pad_nd.default contiguous.default conv1d.default
+conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding conv_transpose1d.default
+conv_transpose2d.input conv_transpose3d.input convolution.default cos.default cumsum.default detach.default div.Scalar
+div.Tensor div.Tensor_mode dropout.default einsum.default elu.default embedding.default eq.Scalar eq.Tensor
+erf.default exp.default expand.default expand_as.default expm1.default flatten.using_ints flip.default floor.default
+floor_divide.default full.default full_like.default gather.default ge.Scalar ge.Tensor gelu.default glu.default
+group_norm.default gru.input gt.Scalar gt.Tensor hardsigmoid.default hardswish.default hardtanh.default index.Tensor
+index_select.default instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default
+lift_fresh_copy.default linalg_vector_norm.default linear.default log.default log_softmax.int log_sigmoid.default
+_trilinear.default logical_and.default
+logical_not.default logical_or.default logsumexp.default lstm.input lt.Scalar lt.Tensor masked_fill.Scalar
+matmul.default max.dim max_pool1d.default max_pool2d.default max_pool2d_with_indices.default max_pool3d.default
+maximum.default mean.default mean.dim min.dim minimum.default mish.default mm.default mul.Scalar mul.Tensor narrow.int
+native_group_norm.default native_layer_norm.default ne.Scalar ne.Tensor neg.default new_zeros.default new_ones.default
+new_full.default ones.default ones_like.default pad.default permute.default pixel_shuffle.default
+pixel_unshuffle.default pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prelu.default prod.dim_int reciprocal.default
+relu.default relu6.default repeat.default repeat_interleave.self_int reshape.default rms_norm.default rnn_relu.input
+rnn_tanh.input roll.default round.default rsqrt.default rsub.Scalar scalar_tensor.default
+scaled_dot_product_attention.default select.int selu.default sigmoid.default sign.default silu.default sin.default
+slice.Tensor softmax.int softplus.default split.Tensor split_with_sizes.default sqrt.default square.default
+squeeze.default squeeze.dim squeeze.dims stack.default std.correction sub.Scalar sub.Tensor sum.default
+sum.dim_IntList t.default tanh.default tile.default to.dtype transpose.int tril.default triu.default unbind.int
+unflatten.int unsqueeze.default upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var_mean.correction
+view.default where.ScalarOther where.ScalarSelf where.self zeros.default zeros_like.default
+"""
+_OPERATIONS = frozenset(f"aten.{name}" for name in _ALLOWED.split())
+# On numbers: sizes of the batch and what is computed from them.
+_ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "neg": operator.neg,
+    "size": lambda tensor, axis: int(tensor.shape[axis]),
+}
+_CONSTANTS: Mapping[str, Any] = {
+    str(value).removeprefix("torch."): value
+    for value in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        *(torch.contiguous_format, torch.preserve_format, torch.channels_last),
+    )
+}
+_INTEGERS = (torch.int64, torch.int32)
+
+Recipe = int | list[Any] | dict[str, Any]
+"""How a network's tensor is made: a stored one's number, which is below zero for a small one; [number, parts of its
+axes, divisor]; or {"product": [coefficients, basis]}."""
+
+
+class BundleError(Exception):
+    """A bundle is damaged, was not written by anysize, or cannot do what was asked of it."""
+
+
+def load(path: str | Path, size: str | None = None, robustness: float | None = None, *, verify: bool = True) -> Network:
+    """The network in a bundle, at a size: by default the largest, and as robust as it was made to be by default.
+
+    Args:
+        path: a file that `anysize customize --bundle` wrote.
+        size: one of its sizes, as its label.
+        robustness: between 0 (accurate) and 1 (robust), for bundles of robust networks.
+        verify: read the file through once and compare its checksum; False reads no more than the size needs.
+    """
+    source = _Source(Path(path))
+    if verify:
+        source.verify()
+    return Network(source, source.checked()).switch(size, robustness)
+
+
+def known_operation(name: str) -> bool:
+    """Whether a bundle may hold the operation.
+
+    >>> known_operation("aten.conv2d.default"), known_operation("aten.set_.source_Tensor")
+    (True, False)
+    """
+    return name in _OPERATIONS or name in _ON_NUMBERS
+
+
+def constant_name(value: Any) -> str | None:
+    """How a bundle writes a dtype or a memory format; None for those that it cannot hold.
+
+    >>> constant_name(torch.float32)
+    'float32'
+    """
+    return next((name for name, known in _CONSTANTS.items() if known is value), None)
+
+
+def digest(note: Mapping[str, Any], data: Iterator[bytes]) -> str:
+    """The checksum of a bundle's note, without the checksum itself, and of its tensors' bytes."""
+    plain = {key: value for key, value in note.items() if key != "sha256"}
+    total = hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
+    for piece in data:
+        total.update(piece)
+    return total.hexdigest()
+
+
+class Network:
+    """A bundle's networks; one of them is in use. Those that were used once stay in memory until `forget`."""
+
+    def __init__(self, source: _Source, note: _Note) -> None:
+        self._source = source
+        self._note = note
+        self._graphs: dict[int, _Program] = {}
+        self._plain: dict[str, list[Tensor]] = {}
+        self._ready: dict[tuple[str, float | None], list[Tensor]] = {}
+        self._size = note.sizes[-1]
+        self._robustness: float | None = None
+        self._program: _Program | None = None
+        self._tensors: list[Tensor] = []
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The labels of its sizes, smallest first."""
+        return self._note.sizes
+
+    @property
+    def size(self) -> str:
+        """The size in use."""
+        return self._size
+
+    @property
+    def robustness(self) -> float | None:
+        """The robustness in use; None where the bundle has no choice."""
+        return self._robustness
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Values that `robustness` may have; if there are two, all between them too; none if there is no choice."""
+        return tuple(self._note.networks[self._size].levels)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self._note.input_shape
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, if the data had any."""
+        return self._note.class_names
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Facts about the run, and the normalisation that the network applies itself: mean and std, or None."""
+        return self._note.about
+
+    def switch(self, size: str | None = None, robustness: float | None = None) -> Network:
+        """The same object, another size or robustness in use; None leaves either as it is."""
+        label = self._size if size is None else size
+        if label not in self._note.networks:
+            raise BundleError(f"there is no size '{label}' in the bundle; it has {', '.join(self.sizes)}")
+        layout = self._note.networks[label]
+        level = self._level(layout, self._robustness if robustness is None else robustness)
+        if (label, level) not in self._ready:
+            self._ready[label, level] = self._assembled(label, layout, level)
+        self._program, self._tensors = self._graphs[layout.graph], self._ready[label, level]
+        self._size, self._robustness = label, level
+        return self
+
+    def forget(self) -> None:
+        """Frees the memory of every network but the one in use."""
+        kept = (self._size, self._robustness)
+        self._ready = {kept: self._tensors}
+        self._plain.clear()
+        self._source.forget()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs for a batch of raw inputs (N, *input_shape)."""
+        if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
+            raise BundleError(
+                f"inputs have shape {tuple(x.shape)}; (N, {', '.join(map(str, self.input_shape))}) is due"
+            )
+        if self._note.tokens and x.dtype not in _INTEGERS:
+            raise BundleError(f"inputs are {x.dtype}; tokens as int64 are due")
+        if not self._note.tokens and x.dtype != torch.float32:
+            raise BundleError(f"inputs are {x.dtype}; float32 is due, images in [0, 1]")
+        assert self._program is not None
+        with torch.inference_mode():
+            return self._program.run(x, self._tensors)
+
+    def predict(self, x: Tensor) -> list[str]:
+        """The name of the likeliest class of each sample, its number where classes have no names."""
+        outputs = self(x)
+        if outputs.dim() != 2:
+            raise BundleError(f"outputs have shape {tuple(outputs.shape)}; classes can be named for (N, classes) only")
+        names = self.class_names
+        return [str(i) if names is None else names[i] for i in outputs.argmax(1).tolist()]
+
+    def _level(self, layout: _Layout, asked: float | None) -> float | None:
+        levels = layout.levels
+        if not levels:
+            if asked is not None:
+                raise BundleError(f"robustness {asked:g} was asked for; this bundle was not trained for robustness")
+            return None
+        level = layout.default if asked is None else float(asked)
+        allowed = levels[0] <= level <= levels[-1] if layout.mixes else level in levels
+        if not allowed:
+            what = f"{levels[0]:g} to {levels[-1]:g}" if layout.mixes else ", ".join(f"{one:g}" for one in levels)
+            raise BundleError(f"robustness {level:g} was asked for; allowed: {what}")
+        return level
+
+    def _assembled(self, label: str, layout: _Layout, level: float | None) -> list[Tensor]:
+        """The tensors of a network at a level, in the order of its program's inputs."""
+        with torch.inference_mode():
+            if label not in self._plain:
+                self._plain[label] = self._tried(layout)
+            tensors = list(self._plain[label])
+            for place, recipes in layout.robust.items():
+                tensors[place] = self._source.mixed(recipes, layout, level, tensors[place].shape)
+        return tensors
+
+    def _tried(self, layout: _Layout) -> list[Tensor]:
+        """The tensors of a size, with which its program was tried on the meta device."""
+        if layout.graph not in self._graphs:
+            with self._source.blamed():
+                self._graphs[layout.graph] = _Program(self._note.graphs[layout.graph])
+        tensors = [self._source.make(recipe) for recipe in layout.tensors]
+        self._graphs[layout.graph].trial(self._note, tensors)
+        return tensors
+
+
+# The note -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One size: which program, and how its tensors are made.
+
+    Attributes:
+        graph: the number of its program.
+        tensors: a recipe for each tensor of the program.
+        robust: other recipes for some of them, one for each level.
+        levels: of robustness, ascending.
+        mixes: whether every level between two is a mixture of them.
+        default: the level in use if none is asked for.
+    """
+
+    graph: int
+    tensors: list[Recipe]
+    robust: dict[int, list[Recipe]]
+    levels: list[float]
+    mixes: bool
+    default: float
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What a bundle says beside its tensors."""
+
+    sizes: tuple[str, ...]
+    networks: dict[str, _Layout]
+    graphs: list[dict[str, Any]]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    tokens: bool
+    class_names: tuple[str, ...] | None
+    about: dict[str, Any]
+
+
+def _read_note(note: Mapping[str, Any]) -> _Note:
+    """The note, its parts of the right kinds; whether they fit together shows when a network is tried."""
+    networks = {str(entry["size"]): _read_layout(entry) for entry in note["networks"]}
+    names = note["class_names"]
+    read = _Note(
+        sizes=tuple(networks),
+        networks=networks,
+        graphs=[dict(graph) for graph in note["graphs"]],
+        input_shape=_shape(note["input_shape"]),
+        output_shape=_shape(note["output_shape"]),
+        tokens=bool(note["tokens"]),
+        class_names=None if names is None else tuple(str(name) for name in names),
+        about=dict(note["about"]),
+    )
+    _demand(bool(networks), "it holds no network")
+    _demand(all(0 <= layout.graph < len(read.graphs) for layout in networks.values()), "a size has no program")
+    return read
+
+
+def _read_layout(entry: Mapping[str, Any]) -> _Layout:
+    robust = entry.get("robust") or {"levels": [], "mixes": False, "tensors": {}, "default": 0.0}
+    levels = [float(level) for level in robust["levels"]]
+    tensors = list(entry["tensors"])
+    others = {int(place): list(recipes) for place, recipes in robust["tensors"].items()}
+    _demand(levels == sorted(set(levels)), "its levels of robustness are out of order")
+    _demand(not robust["mixes"] or len(levels) == 2, "mixed robustness needs two ends")
+    _demand(all(0 <= place < len(tensors) for place in others), "a robust tensor has no place")
+    _demand(all(len(recipes) == len(levels) for recipes in others.values()), "a level of robustness lacks a tensor")
+    graph, default = entry["graph"], float(robust["default"])
+    _demand(type(graph) is int, "a program's number is no number")
+    return _Layout(graph, tensors, others, levels, bool(robust["mixes"]), default)
+
+
+def _shape(values: Sequence[Any]) -> tuple[int, ...]:
+    _demand(all(type(value) is int and value > 0 for value in values), f"{values} is no shape")
+    return tuple(values)
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+# The tensors --------------------------------------------------------------------------------------
+
+
+class _Source:
+    """The file: reads the parts of its tensors that are needed, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: dict[int, Tensor] = {}
+        try:
+            opener: Any = safetensors.safe_open
+            self._file = opener(path, "pt")
+            text = (self._file.metadata() or {})[NOTE]
+            self._raw = json.loads(text)
+            _demand(isinstance(self._raw, dict) and self._raw.get("format") == FORMAT, f"its format is not {FORMAT}")
+            whole = [_Stored(str(key), self._shape_of(key), None) for key in self._raw["whole"]]
+            self._stored = dict(enumerate(whole)) | _packed(self._raw["small"])
+        except FileNotFoundError:
+            raise BundleError(f"{path} does not exist") from None
+        except OSError as error:
+            raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
+        except KeyError as error:
+            raise BundleError(f"{path} is no bundle of anysize: it has no {error}") from None
+        except (safetensors.SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise BundleError(f"{path} is damaged or no bundle of anysize ({error})") from None
+
+    def verify(self) -> None:
+        """Refuses a file whose checksum is not the one that it was written with."""
+        if digest(self._raw, self._data()) != self._raw.get("sha256"):
+            raise BundleError(f"{self._path} is damaged: its checksum is not the one that it was written with")
+
+    def checked(self) -> _Note:
+        """What the note says."""
+        with self.blamed():
+            return _read_note(self._raw)
+
+    def make(self, recipe: Recipe) -> Tensor:
+        """The tensor of a recipe; a view of what is in memory already where it can be."""
+        with self.blamed():
+            return self._made(recipe)
+
+    def mixed(self, recipes: Sequence[Recipe], layout: _Layout, level: float | None, shape: torch.Size) -> Tensor:
+        """The tensor at a level of robustness: that of the level, or between those of the two ends."""
+        assert level is not None
+        with self.blamed():
+            if not layout.mixes:
+                tensor = self._made(recipes[layout.levels.index(level)])
+            else:
+                low, high = layout.levels
+                clean, robust = (self._made(recipe) for recipe in recipes)
+                tensor = torch.lerp(clean, robust, (level - low) / (high - low))
+            _demand(tensor.shape == shape, f"a robust tensor has shape {tuple(tensor.shape)}, not {tuple(shape)}")
+            return tensor
+
+    def forget(self) -> None:
+        """Drops what was read; networks in use keep their own."""
+        self._read.clear()
+
+    def _made(self, recipe: Recipe) -> Tensor:
+        if isinstance(recipe, dict):
+            coefficients, basis = (self._made(part) for part in recipe["product"])
+            return _composed(coefficients, basis)
+        number, axes, divisor = (recipe, [], None) if isinstance(recipe, int) else (*recipe, None)[:3]
+        _demand(type(number) is int and number in self._stored, f"tensor {number} is not stored")
+        tensor = self._part(number, axes)
+        return tensor if divisor is None else tensor / float(divisor)
+
+    def _part(self, number: int, axes: list[Any]) -> Tensor:
+        """The part of a stored tensor: per axis null (all), a count (the first ones) or runs [start, count]."""
+        stored = self._stored[number]
+        asked = [*axes, *[None] * (len(stored.shape) - len(axes))]
+        _demand(len(asked) == len(stored.shape), f"tensor {number} has no axis {len(asked) - 1}")
+        ends = [_end(part, size) for part, size in zip(asked, stored.shape)]
+        known = self._read.get(number)
+        if known is None or any(have < need for have, need in zip(known.shape, ends)):
+            known = self._read[number] = self._fetch(stored, ends)
+        for axis, (part, end) in enumerate(zip(asked, ends)):
+            if isinstance(part, list):
+                rows = [row for start, count in part for row in range(start, start + count)]
+                known = known.index_select(axis, torch.tensor(rows))
+            elif known.shape[axis] != end:
+                known = known.narrow(axis, 0, end)
+        return known
+
+    def _fetch(self, stored: _Stored, ends: Sequence[int]) -> Tensor:
+        """The first entries of a stored tensor along each axis."""
+        lazy = self._file.get_slice(stored.key)
+        if stored.offset is None:
+            part: Tensor = lazy[tuple(slice(0, end) for end in ends)] if ends else self._file.get_tensor(stored.key)
+            return part.contiguous()
+        row = math.prod(stored.shape[1:])
+        length = row * ends[0] if ends else 1
+        _demand(stored.offset + length <= lazy.get_shape()[0], f"{stored.key} ends before its part at {stored.offset}")
+        flat: Tensor = lazy[stored.offset : stored.offset + length]
+        whole = flat.reshape(ends[0], *stored.shape[1:]) if ends else flat.reshape(())
+        return whole[tuple(slice(0, end) for end in ends)].clone()
+
+    def _shape_of(self, key: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(key).get_shape())
+
+    def _data(self) -> Iterator[bytes]:
+        """The bytes of all tensors, in pieces."""
+        with open(self._path, "rb") as file:
+            file.seek(int.from_bytes(file.read(8), "little"), 1)
+            while piece := file.read(_PIECE):
+                yield piece
+
+    def blamed(self) -> _Blamed:
+        """Makes whatever goes wrong inside an error about this file."""
+        return _Blamed(self._path)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in the file: a whole one, or with an offset a part of the one that holds the small ones in a row."""
+
+    key: str
+    shape: tuple[int, ...]
+    offset: int | None
+
+
+def _packed(shapes: Sequence[Sequence[Any]]) -> dict[int, _Stored]:
+    """The small tensors, numbered downwards from -1."""
+    found: dict[int, _Stored] = {}
+    offset = 0
+    for number, shape in enumerate(shapes, start=1):
+        found[-number] = _Stored(SMALL, _shape(shape), offset)
+        offset += math.prod(shape)
+    return found
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """Says of whatever goes wrong inside that the file is to blame."""
+
+    path: Path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, KeyError):
+            raise BundleError(f"{self.path} is damaged: it has no {error}") from None
+        if isinstance(error, Exception) and not isinstance(error, BundleError):
+            raise BundleError(
+                f"{self.path} is damaged ({str(error).splitlines()[0] if str(error) else error})"
+            ) from None
+
+
+def _end(part: Any, size: int) -> int:
+    """How many first entries of an axis a part reaches to."""
+    if part is None:
+        return size
+    runs = part if isinstance(part, list) else [[0, part]]
+    fits = all(type(n) is int and n >= 0 for run in runs for n in run) and all(len(run) == 2 for run in runs)
+    _demand(bool(runs) and fits, f"{part} is no part of an axis")
+    end = max(start + count for start, count in runs)
+    _demand(0 < end <= size and sum(count for _, count in runs) <= size, f"{part} is no part of an axis of {size}")
+    return int(end)
+
+
+def _composed(coefficients: Tensor, basis: Tensor) -> Tensor:
+    """The weight (T, S, *k) that coefficients (T, S / R1, R2) make of a basis (R2, R1, *k)."""
+    outputs, fragments, size = coefficients.shape
+    flat = coefficients.reshape(outputs * fragments, size) @ basis.reshape(size, -1)
+    return flat.reshape(outputs, fragments * basis.shape[1], *basis.shape[2:])
+
+
+# The program --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Node:
+    """One operation: its function, its arguments as written, and which values nobody needs afterwards."""
+
+    function: Callable[..., Any]
+    arguments: list[Any]
+    options: dict[str, Any]
+    done: tuple[int, ...]
+
+
+class _Program:
+    """A network's operations in order. Value 0 is the input; each operation makes the next value."""
+
+    def __init__(self, graph: Mapping[str, Any]) -> None:
+        nodes = graph["nodes"]
+        _demand(0 < len(nodes) <= _MOST_NODES, f"{len(nodes)} operations")
+        self._names = [str(name) for name in graph["operations"]]
+        foreign = sorted({name for name in self._names if not known_operation(name)})
+        if foreign:
+            raise BundleError(f"the bundle asks for operations that are not allowed: {', '.join(foreign)}")
+        self._functions = [_function(name) for name in self._names]
+        self._output = graph["output"]
+        _demand(type(self._output) is int and 0 <= self._output <= len(nodes), "the output is no value")
+        last = {value: place for place, node in enumerate(nodes) for value in _values(node[1:])}
+        ending: dict[int, list[int]] = {}
+        for value, place in last.items():
+            if value != self._output:
+                ending.setdefault(place, []).append(value)
+        self._nodes = [self._node(node, place, ending.get(place, [])) for place, node in enumerate(nodes)]
+
+    def run(self, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """The output for an input."""
+        values: list[Any] = [x, *[None] * len(self._nodes)]
+        for place, node in enumerate(self._nodes):
+            arguments = [_filled(argument, values, tensors) for argument in node.arguments]
+            options = {name: _filled(value, values, tensors) for name, value in node.options.items()}
+            values[place + 1] = node.function(*arguments, **options)
+            for value in node.done:
+                values[value] = None
+        output: Tensor = values[self._output]
+        return output
+
+    def trial(self, note: _Note, tensors: Sequence[Tensor]) -> None:
+        """Refuses a program that does not run with these tensors, or whose values are too large, on the meta device."""
+        kind = torch.int64 if note.tokens else torch.float32
+        values: list[Any] = [torch.zeros(1, *note.input_shape, dtype=kind, device="meta")]
+        bare = [torch.empty_like(tensor, device="meta") for tensor in tensors]
+        try:
+            for node in self._nodes:
+                arguments = [_filled(argument, values, bare) for argument in node.arguments]
+                options = {name: _filled(value, values, bare) for name, value in node.options.items()}
+                options |= {"device": "meta"} if _makes(node.function) else {}
+                values.append(node.function(*arguments, **options))
+                _demand(_size_bytes(values[-1]) <= _MOST_BYTES, "one of its values is larger than 1 GiB a sample")
+            shape = tuple(values[self._output].shape)
+        except Exception as error:  # torch raises types of many kinds
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BundleError(f"the bundle's network does not run: {reason}") from None
+        if shape != (1, *note.output_shape):
+            raise BundleError(f"the bundle's network gives {shape[1:]} a sample; its note says {note.output_shape}")
+
+    def _node(self, node: Sequence[Any], place: int, done: list[int]) -> _Node:
+        number, arguments, *more = node
+        _demand(type(number) is int and 0 <= number < len(self._functions), f"operation {number} is not listed")
+        _demand(all(0 <= value <= place for value in _values(node[1:])), "a value is used before it is made")
+        options = {str(name): _plain(value) for name, value in (more[0] if more else {}).items()}
+        return _Node(self._functions[number], [_plain(argument) for argument in arguments], options, tuple(done))
+
+
+@dataclass(frozen=True)
+class _Value:
+    number: int
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    number: int
+
+
+def _plain(written: Any) -> Any:
+    """An argument as it was written: "#3" is a value, "$3" a tensor, "@x" a constant, "=x" a text."""
+    if isinstance(written, list):
+        return [_plain(item) for item in written]
+    if not isinstance(written, str):
+        _demand(written is None or isinstance(written, bool | int | float), f"{written!r} is no argument")
+        return written
+    kind, rest = written[:1], written[1:]
+    if kind == "#":
+        return _Value(int(rest))
+    if kind == "$":
+        return _Parameter(int(rest))
+    if kind == "@":
+        _demand(rest in _CONSTANTS, f"'{rest}' is no constant")
+        return _CONSTANTS[rest]
+    _demand(kind == "=", f"'{written}' is no argument")
+    return rest
+
+
+def _filled(argument: Any, values: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+    if type(argument) is _Value:
+        return values[argument.number]
+    if type(argument) is _Parameter:
+        return tensors[argument.number]
+    if type(argument) is list:
+        return [_filled(item, values, tensors) for item in argument]
+    return argument
+
+
+def _values(written: Any) -> Iterator[int]:
+    """The numbers of the values in an argument as it was written."""
+    if isinstance(written, str) and written.startswith("#"):
+        yield int(written[1:])
+    for item in written if isinstance(written, list | tuple) else written.values() if isinstance(written, dict) else ():
+        yield from _values(item)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    if name in _ON_NUMBERS:
+        return _ON_NUMBERS[name]
+    _, operation, overload = name.split(".")
+    function: Callable[..., Any] = getattr(getattr(torch.ops.aten, operation), overload)
+    return function
+
+
+def _makes(function: Callable[..., Any]) -> bool:
+    """Whether an operation makes a tensor of nothing, and so needs to be told where."""
+    schema = getattr(function, "_schema", None)
+    if schema is None:
+        return False
+    takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
+    return not takes and any(argument.name == "device" for argument in schema.arguments)
+
+
+def _size_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(_size_bytes(item) for item in value) if isinstance(value, list | tuple) else 0

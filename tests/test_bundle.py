@@ -1,0 +1,436 @@
+"""A bundle: every size in one file, read by a runtime that knows nothing else of the package."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import anysize as az
+import small
+from anysize import runtime
+from anysize.bundle import Entry, write_bundle
+from anysize.elastic.axes import trace
+from anysize.elastic.skeleton import fill, hollow, tensors_of
+from anysize.elastic.slicing import narrow, take
+from anysize.errors import ModelError
+from anysize.experiment import Signature
+from anysize.runtime import BundleError, load
+from topologies import TOPOLOGIES
+
+
+def run_of(directory: Path, method: Any, model: Any, capacities: list[float]) -> az.Run:
+    tokens = isinstance(model, dict) and model["name"] == "char-lstm"
+    x = torch.randint(7, (60, 6), generator=torch.Generator().manual_seed(0))
+    return az.Experiment(
+        data=az.Data(train=(x[:, :-1], x[:, 1:]), test=(x[:6, :-1], x[:6, 1:])) if tokens else "digits",
+        clients=4,
+        partition={} if tokens else {"fraction": 0.1},
+        model=model,
+        method=method,
+        task="next-token" if tokens else "classification",
+        devices={"capacities": capacities},
+        rounds=1,
+        training={"local_steps": 2, "learning_rate": 0.05},
+        engine={"name": "inprocess"},
+    ).run(directory)
+
+
+RESNET = {"name": "resnet14", "options": {"channels": [4, 8, 8]}}
+LSTM = {"name": "char-lstm", "options": {"embedding": 8, "hidden": 16}}
+CASES = {
+    "fedavg": ({"name": "fedavg", "width": "each"}, "small-cnn"),
+    "heterofl": ("heterofl", "small-cnn"),
+    "flanc": ("flanc", "small-cnn"),
+    "heterofl-resnet": ("heterofl", RESNET),
+    "flanc-resnet": ("flanc", RESNET),
+    "heterofl-lstm": ("heterofl", LSTM),
+    "flanc-lstm": ("flanc", LSTM),
+}
+
+
+def inputs_of(run: az.Run, count: int) -> Tensor:
+    about = run.experiment.signature
+    random = torch.Generator().manual_seed(1)
+    if about.tokens:
+        return torch.randint(7, (count, *about.input_shape), generator=random)
+    return torch.rand(count, *about.input_shape, generator=random)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_size_of_the_bundle_gives_what_the_customised_network_gives(tmp_path: Path, case: str) -> None:
+    run = run_of(tmp_path / "run", *CASES[case], [0.5, 1.0])
+    done = run.bundle(tmp_path / "net.anysize")
+    network = load(done.path)
+    assert network.sizes == ("0.5", "1.0")
+    assert network.size == "1.0"
+    for size in ("0.5", "1.0", "0.5"):
+        expected = run.customize(size)
+        for count in (1, 4):
+            x = inputs_of(run, count)
+            with torch.no_grad():
+                assert torch.allclose(network.switch(size)(x), expected(x), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[az.Run, Path]:
+    """HeteroFL's four widths, and their bundle."""
+    folder = tmp_path_factory.mktemp("bundle")
+    run = run_of(folder / "run", "heterofl", "small-cnn", [0.25, 0.5, 0.75, 1.0])
+    return run, run.bundle(folder / "net.anysize").path
+
+
+def tensor_bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def test_the_file_is_hardly_larger_than_its_tensors_and_slices_are_stored_once(sliced: tuple[az.Run, Path]) -> None:
+    run, path = sliced
+    stored = tensor_bytes(safetensors.torch.load_file(path))
+    assert stored < path.stat().st_size < 1.01 * stored
+    # Four widths need the full network's tensors and each width's own statistics.
+    assert stored < 1.02 * tensor_bytes(tensors_of(run.customize("1.0")))
+
+
+def test_composed_widths_share_their_basis_in_the_file(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", "flanc", "small-cnn", [0.25, 0.5, 0.75, 1.0])
+    done = run.bundle(tmp_path / "net.anysize")
+    stored = tensor_bytes(safetensors.torch.load_file(done.path))
+    assert done.size_bytes < 1.01 * stored
+    apart = sum(tensor_bytes(tensors_of(run.customize(size.label))) for size in run.sizes)
+    state = run.state
+    factors = sum(t.numel() for t in state.basis.values())
+    factors += sum(t.numel() for own in state.coefficients.values() for t in own.values())
+    dense = sum(t.numel() for own in state.dense.values() for t in own.values())
+    assert stored <= 4 * (factors + dense + 8) < apart
+
+
+def test_switching_between_networks_in_memory_takes_less_than_a_millisecond(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1])
+    for size in network.sizes:
+        network.switch(size)
+    seconds = []
+    for turn in range(100):
+        began = time.perf_counter()
+        network.switch(network.sizes[turn % 4])
+        seconds.append(time.perf_counter() - began)
+    assert statistics.median(seconds) < 1e-3
+
+
+def test_a_size_reads_no_more_of_the_file_than_it_needs(
+    sliced: tuple[az.Run, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, path = sliced
+    read: list[Tensor] = []
+    fetch = runtime._Source._fetch
+
+    def counted(self: Any, *arguments: Any) -> Tensor:
+        read.append(fetch(self, *arguments))
+        return read[-1]
+
+    monkeypatch.setattr(runtime._Source, "_fetch", counted)
+    network = load(path, "0.25", verify=False)
+    needed = sum(t.numel() for t in tensors_of(run.customize("0.25")).values())
+    # The classifier's inputs are 16 positions of each channel, in runs; two numbers normalise.
+    assert sum(tensor.numel() for tensor in read) <= needed + 10
+    before = len(read)
+    network.switch("1.0")
+    network.switch("0.25")
+    network.switch("0.5")
+    assert before < len(read)
+    held = {tensor.untyped_storage().data_ptr() for tensor in read}
+    big = [tensor for tensor in network._tensors if tensor.numel() > 1000]
+    assert big
+    assert all(tensor.untyped_storage().data_ptr() in held for tensor in big)  # views of the full size's tensors
+
+
+def test_forgetting_frees_the_networks_that_are_not_in_use(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1])
+    x = torch.rand(2, 1, 8, 8)
+    before = network.switch("0.5")(x)
+    network.switch("1.0")
+    network.forget()
+    assert list(network._ready) == [("1.0", None)]
+    assert torch.equal(network.switch("0.5")(x), before)
+
+
+ALONE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("anysize.") and name != "anysize.runtime":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+import torch
+from anysize.runtime import load
+network = load(sys.argv[1], "0.5")
+x = torch.ones(2, 1, 8, 8) / 2
+print(network.switch("0.25")(x).sum().item(), network.predict(x)[0])
+foreign = {"numpy", "pydantic", "sklearn", "typer", "torch_pruning"} & set(sys.modules)
+print(sorted(foreign - {"numpy"}))
+"""
+
+
+def test_the_runtime_needs_nothing_else_of_the_package(sliced: tuple[az.Run, Path]) -> None:
+    run, path = sliced
+    done = subprocess.run([sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True, check=True)
+    first, foreign = done.stdout.splitlines()
+    network = run.customize("0.25")
+    with torch.no_grad():
+        outputs = network(torch.ones(2, 1, 8, 8) / 2)
+    assert float(first.split()[0]) == pytest.approx(float(outputs.sum()), abs=1e-4)
+    assert first.split()[1] == str(int(outputs[0].argmax()))
+    assert foreign == "[]"
+
+
+def test_the_runtime_can_be_copied_alone(sliced: tuple[az.Run, Path], tmp_path: Path) -> None:
+    shutil.copy(str(runtime.__file__), tmp_path / "device.py")
+    code = "import sys, device, torch; print(device.load(sys.argv[1])(torch.zeros(3, 1, 8, 8)).shape)"
+    command = [sys.executable, "-c", code, str(sliced[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert done.stdout.strip() == "torch.Size([3, 10])"
+
+
+def test_the_code_of_the_page_runs(
+    sliced: tuple[az.Run, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "devices.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shutil.copy(sliced[1], tmp_path / "net.anysize")
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+    exec(compile(block, "devices.md", "exec"), made)
+    assert made["logits"].shape == (5, 10)
+    assert len(made["names"]) == 5
+
+
+def test_the_same_run_gives_the_same_bundle_byte_for_byte(sliced: tuple[az.Run, Path], tmp_path: Path) -> None:
+    again = sliced[0].bundle(tmp_path / "again.anysize")
+    assert again.path.read_bytes() == sliced[1].read_bytes()
+
+
+def test_the_bundle_knows_inputs_classes_and_normalisation(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1])
+    about = sliced[0].experiment.signature
+    assert network.input_shape == (1, 8, 8)
+    assert network.about["mean"] == pytest.approx(about.mean)
+    assert network.about["std"] == pytest.approx(about.std)
+    assert network.class_names == about.class_names
+    assert network.levels == ()
+    assert network.about["method"] == "heterofl"
+
+
+@pytest.mark.parametrize(
+    "x, words",
+    [
+        (torch.zeros(1, 8, 8), "shape"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.float64), "float32 is due"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "float32 is due"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(sliced: tuple[az.Run, Path], x: Tensor, words: str) -> None:
+    with pytest.raises(BundleError, match=words):
+        load(sliced[1])(x)
+
+
+def test_a_size_or_robustness_that_is_not_there_is_refused_and_the_old_one_stays(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1], "0.5")
+    with pytest.raises(BundleError, match=r"no size '0.3'.*0.25, 0.5, 0.75, 1.0"):
+        network.switch("0.3")
+    with pytest.raises(BundleError, match="not trained for robustness"):
+        network.switch("1.0", robustness=0.5)
+    assert network.size == "0.5"
+
+
+# Damaged and hostile files ------------------------------------------------------------------------
+
+
+def changed(path: Path, out: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A bundle whose note was changed, its checksum made anew as an attacker would."""
+    with safetensors.safe_open(path, "pt") as file:
+        note = json.loads(file.metadata()["anysize"])
+    change(note)
+    tensors = safetensors.torch.load_file(path)
+    plain = safetensors.torch.save(tensors)
+    note["sha256"] = runtime.digest(note, iter([plain[8 + int.from_bytes(plain[:8], "little") :]]))
+    out.write_bytes(safetensors.torch.save(tensors, {"anysize": json.dumps(note)}))
+    return out
+
+
+def node(operation: str, arguments: list[Any], **options: Any) -> Callable[[dict[str, Any]], object]:
+    """A change that puts an operation in place of the last."""
+
+    def change(note: dict[str, Any]) -> None:
+        graph = note["graphs"][0]
+        graph["operations"].append(operation)
+        graph["nodes"][-1] = [len(graph["operations"]) - 1, arguments, options]
+
+    return change
+
+
+def first_recipe(recipe: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda note: note["networks"][-1]["tensors"].__setitem__(0, recipe)
+
+
+HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "an operation that is not allowed": (node("aten.set_.source_Tensor", ["#1", "#2"]), "not allowed: aten.set_"),
+    "a function of Python": (node("os.system", ["=true"]), "not allowed: os.system"),
+    "a value of a terabyte": (node("aten.zeros.default", [[1 << 20, 1 << 20]]), "larger than 1 GiB"),
+    "a size below zero": (node("aten.zeros.default", [[-1, 10]]), "does not run"),
+    "another output": (node("aten.zeros.default", [[1, 11]]), "gives \\(11,\\)"),
+    "a value from the future": (node("aten.relu.default", ["#99"]), "before it is made"),
+    "a tensor that is not there": (node("aten.relu.default", ["$99"]), "does not run"),
+    "a constant that is unknown": (node("aten.zeros.default", [[1, 10]], dtype="@__class__"), "no constant"),
+    "an argument of no kind": (node("aten.relu.default", [{"a": 1}]), "no argument"),
+    "an operation that is not listed": (lambda note: note["graphs"][0]["nodes"][0].__setitem__(0, 77), "not listed"),
+    "no operations": (lambda note: note["graphs"][0].update(nodes=[]), "0 operations"),
+    "no networks": (lambda note: note.update(networks=[]), "no network"),
+    "a program that is not there": (lambda note: note["networks"][0].update(graph=5), "no program"),
+    "a tensor that is not stored": (first_recipe(-999), "not stored"),
+    "a part beyond a tensor": (first_recipe([0, [1 << 30]]), "no part of an axis"),
+    "a part with too many rows": (first_recipe([0, [[[0, 1]] * 1000]]), "no part of an axis"),
+    "an axis too many": (first_recipe([0, [None] * 9]), "no axis"),
+    "a recipe of no kind": (first_recipe("x"), "damaged"),
+    "a product of one": (first_recipe({"product": [0]}), "damaged"),
+    "a small tensor beyond the end": (lambda note: note["small"].insert(0, [1 << 40]), "ends before"),
+    "a shape below zero": (lambda note: note["small"].insert(0, [-4]), "no shape"),
+    "an input of no shape": (lambda note: note.update(input_shape=["a"]), "no shape"),
+    "a note without sizes": (lambda note: note.pop("networks"), "has no 'networks'"),
+    "another format": (lambda note: note.update(format="other"), "format is not"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_bundle_is_refused(sliced: tuple[az.Run, Path], tmp_path: Path, case: str) -> None:
+    change, words = HOSTILE[case]
+    with pytest.raises(BundleError, match=words):
+        load(changed(sliced[1], tmp_path / "bad.anysize", change))
+
+
+def test_a_bundle_that_was_only_written_again_is_read(sliced: tuple[az.Run, Path], tmp_path: Path) -> None:
+    load(changed(sliced[1], tmp_path / "same.anysize", lambda note: None))
+
+
+def test_a_damaged_bundle_is_refused(sliced: tuple[az.Run, Path], tmp_path: Path) -> None:
+    whole, path = sliced[1].read_bytes(), tmp_path / "bad.anysize"
+    flipped = bytearray(whole)
+    flipped[-5000] ^= 1
+    safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "other")
+    for blob, words in (
+        (whole[: len(whole) // 2], "damaged"),
+        (bytes(flipped), "checksum"),
+        (b"", "damaged"),
+        (b"PK\x03\x04" * 100, "damaged"),
+        ((tmp_path / "other").read_bytes(), "no 'anysize'"),
+    ):
+        path.write_bytes(blob)
+        with pytest.raises(BundleError, match=words):
+            load(path)
+    with pytest.raises(BundleError, match="does not exist"):
+        load(tmp_path / "none.anysize")
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def entry_of(label: str, width: float, network: nn.Module) -> Entry:
+    return Entry(label, width, {None: network.eval()})
+
+
+REFUSED = {
+    "batch_norm_without_statistics": "normalises by the batch at hand",
+    "lstm_projected": "torch.export gives another function",
+    "transformer": "torch.export cannot trace a mask that it must look at",
+    "vit_chunk": "len(x) makes the batch size a constant",
+    "vit_fused": "len(x) makes the batch size a constant",
+    "vit_separate": "len(x) makes the batch size a constant",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_topology_that_torch_cannot_trace_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    network, (x,) = TOPOLOGIES[name]()
+    signature = Signature(tuple(x.shape[1:]), not x.is_floating_point(), (), True, 3, None, None, None, None)
+    with pytest.raises(ModelError):
+        write_bundle([entry_of("1.0", 1.0, network)], tmp_path / "net.anysize", signature, trace(network, x))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(TOPOLOGIES) - set(REFUSED)))
+def test_every_topology_and_its_half_can_be_bundled(tmp_path: Path, name: str) -> None:
+    network, (x,) = TOPOLOGIES[name]()
+    tokens = not x.is_floating_point()
+    axes = trace(network.eval(), x)
+    half = fill(
+        narrow(hollow(network), axes, 0.5),
+        {n: take(t, axes.index(n, axes.kept(0.5))) for n, t in tensors_of(network).items()},
+    )
+    with torch.no_grad():
+        output = network(x)
+    signature = Signature(tuple(x.shape[1:]), tokens, (), True, output.shape[-1], None, None, None, None)
+    done = write_bundle(
+        [entry_of("half", 0.5, half), entry_of("full", 1.0, network)], tmp_path / "net.anysize", signature, axes
+    )
+    assert torch.allclose(load(done.path, "half")(x), half(x), atol=1e-4)
+    # Inner parts of the full network's tensors are not stored again.
+    stored = tensor_bytes(safetensors.torch.load_file(done.path))
+    assert stored <= tensor_bytes(tensors_of(network)) + 4 * sum(t.numel() for t in network.buffers()) + 2000
+
+
+def test_a_network_that_looks_at_the_whole_batch_is_refused(tmp_path: Path) -> None:
+    network, (x,) = TOPOLOGIES["batch_norm_without_statistics"]()
+    signature = Signature(tuple(x.shape[1:]), False, (), True, 3, None, None, None, None)
+    with pytest.raises(ModelError, match="does not compute what the networks do"):
+        write_bundle(
+            [entry_of("1.0", 1.0, network)], tmp_path / "net.anysize", signature, trace(network, torch.zeros_like(x))
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.fft.fft(x).abs())
+
+
+def test_a_network_with_an_operation_that_no_bundle_holds_is_refused_by_its_name(tmp_path: Path) -> None:
+    network = Spectrum().eval()
+    signature = Signature((8,), False, (), True, 4, 4, None, None, None)
+    axes = trace(nn.Sequential(nn.Linear(8, 4)), torch.zeros(2, 8))
+    with pytest.raises(ModelError, match=r"aten\._fft"):
+        write_bundle([entry_of("1.0", 1.0, network)], tmp_path / "net.anysize", signature, axes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_writes_a_bundle(
+    sliced: tuple[az.Run, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, path = sliced[0].directory, tmp_path / "net.anysize"
+    code, out, err = small.call(monkeypatch, capsys, "customize", directory, "--bundle", path)
+    assert code == 0, err
+    assert "0.25, 0.5, 0.75, 1.0" in out + err
+    assert load(path).sizes == ("0.25", "0.5", "0.75", "1.0")
+    for more in (["--size", "0.5"], ["--to", "net.onnx"]):
+        assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", path, *more)[0] == 2
+    assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", tmp_path / "net.zip")[0] == 2
+    assert small.call(monkeypatch, capsys, "customize", directory)[0] == 2

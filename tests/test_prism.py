@@ -1,0 +1,399 @@
+"""PriSM, FedHM and OrigDrop on cases small enough to compute with numpy, and the settings of PriSM's paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anysize as az
+from anysize.context import Context, Size
+from anysize.data import Data
+from anysize.elastic.kernels import Factorised, Pair
+from anysize.elastic.skeleton import tensors_of
+from anysize.errors import ConfigError, MethodError
+from anysize.experiment import Experiment
+from anysize.local import make_optimizer
+from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
+from anysize.methods.base import inner_weights
+from anysize.methods.prism import drawn
+from anysize.objectives import Batch, Step
+from anysize.rng import generator
+from anysize.wire import flatten
+
+KEEPS = [0.2, 0.4, 0.6, 0.8]
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network() -> nn.Module:
+    """6 inputs, two hidden layers of 8, 3 classes; the middle weight is the one that is decomposed."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def context_of(method: Method[Any], capacities: list[float], model: Any = None, **more: Any) -> Context:
+    x, y = numbers(0, 12, 6), torch.arange(12) % 3
+    return Experiment(
+        data=Data(train=(x, y), test=(x, y)),
+        clients=4,
+        model=model or network(),
+        method=method,
+        devices={"capacities": capacities},
+        **more,
+    ).context
+
+
+def answers(context: Context, method: Method[Any], state: Any, widths: list[float]) -> list[Update]:
+    """What clients send that replaced each tensor by random numbers."""
+    updates = []
+    for i, width in enumerate(widths):
+        message = method.extract(context, state, Client(i, i, Size(width), 1, 5, 0))
+        tensors = {n: numbers(100 * i + j, *t.shape) for j, (n, t) in enumerate(sorted(message.tensors.items()))}
+        updates.append(Update(tensors, message.ticket | {"samples": 5 * i + 1, "loss": 0.0, "classes": None}))
+    return updates
+
+
+# PriSM
+
+
+def test_a_sub_model_is_the_drawn_kernels_at_the_first_channels() -> None:
+    method = PriSM(kappa=1.0)
+    context = context_of(method, [0.5])
+    state = method.init(context)
+    message = method.extract(context, state, Client(3, 0, Size(0.5), 7, 5, 0))
+    chosen = drawn(state, 0.5, generator(0, 7, 3, "kernels"), "importance", 1.0)["2.weight"]
+    assert len(chosen) == 4
+    weight = context.start()["2.weight"].numpy()
+    left, values, right = np.linalg.svd(weight)
+    sent = message.tensors["left.2:weight"].numpy() @ message.tensors["right.2:weight"].numpy()
+    kernels = [values[i] * np.outer(left[:4, i], right[i, :4]) for i in chosen.tolist()]
+    np.testing.assert_allclose(sent, sum(kernels), atol=1e-5)
+    assert {n: tuple(t.shape) for n, t in message.tensors.items()} == {
+        "left.2:weight": (4, 4),
+        "right.2:weight": (4, 4),
+        "network.0.weight": (4, 6),
+        "network.0.bias": (4,),
+        "network.2.bias": (4,),
+        "network.4.weight": (3, 4),
+        "network.4.bias": (3,),
+    }
+    built = method.build(context.for_client(), message)
+    assert isinstance(built, Factorised)
+    assert isinstance(built.network[2], Pair)
+    assert max(parameter.numel() for parameter in built.parameters()) == 24
+
+
+def test_every_entry_of_a_kernel_is_averaged_over_the_clients_that_had_it() -> None:
+    method = PriSM(refresh_every=2)
+    context = context_of(method, [0.25, 0.5])
+    state = method.init(context)
+    widths = [0.5, 0.25, 0.5, 0.25]
+    updates = answers(context, method, state, widths)
+    after = method.aggregate(context, state, iter(updates))
+    left, right = np.zeros((8, 8)), np.zeros((8, 8))
+    left_seen, right_seen, had = np.zeros((8, 8)), np.zeros((8, 8)), np.zeros(8, int)
+    for i, (width, update) in enumerate(zip(widths, updates)):
+        chosen = drawn(state, width, generator(0, 1, i, "kernels"), "importance", 2.5)["2.weight"].numpy()
+        rows = np.arange(int(8 * width))
+        left[np.ix_(rows, chosen)] += update.tensors["left.2:weight"].numpy()
+        right[np.ix_(chosen, rows)] += update.tensors["right.2:weight"].numpy()
+        left_seen[np.ix_(rows, chosen)] += 1
+        right_seen[np.ix_(chosen, rows)] += 1
+        had[chosen] += 1
+    for mean, seen, now, old in (
+        (left, left_seen, after.left, state.left),
+        (right, right_seen, after.right, state.right),
+    ):
+        expected = np.where(seen > 0, mean / np.maximum(seen, 1), old["2.weight"].numpy())
+        np.testing.assert_allclose(now["2.weight"], expected, atol=1e-6)
+    assert after.draws["2.weight"].tolist() == had.tolist()
+    norms = np.linalg.norm(after.left["2.weight"], axis=0) * np.linalg.norm(after.right["2.weight"], axis=1)
+    np.testing.assert_allclose(after.values["2.weight"], norms, rtol=1e-5)
+
+
+def test_the_refresh_gives_orthogonal_kernels_of_the_same_weight() -> None:
+    context = context_of(PriSM(), [0.5])
+    state = PriSM().init(context)
+    updates = answers(context, PriSM(), state, [0.5, 0.5, 0.5])
+    raw = PriSM(refresh_every=9).aggregate(context, state, iter(updates))
+    fresh = PriSM().aggregate(context, state, iter(updates))
+    product = raw.left["2.weight"] @ raw.right["2.weight"]
+    np.testing.assert_allclose(fresh.left["2.weight"] @ fresh.right["2.weight"], product, atol=1e-5)
+    values = np.linalg.svd(product.numpy(), compute_uv=False)
+    np.testing.assert_allclose(fresh.values["2.weight"], values, atol=1e-5)
+    gram = fresh.left["2.weight"].T @ fresh.left["2.weight"]
+    np.testing.assert_allclose(gram, np.diag(values), atol=1e-4)
+
+
+def test_the_refresh_comes_every_so_many_rounds() -> None:
+    method = PriSM(refresh_every=2)
+    context = context_of(method, [0.5])
+    state = method.init(context)
+    after = method.aggregate(context, state, iter(answers(context, method, state, [0.5])))
+    gram = after.left["2.weight"].T @ after.left["2.weight"]
+    assert float((gram - gram.diag().diag()).abs().max()) > 0.1
+    second = method.aggregate(context, after, iter(answers(context, method, after, [0.5])))
+    gram = second.left["2.weight"].T @ second.left["2.weight"]
+    assert float((gram - gram.diag().diag()).abs().max()) < 1e-4
+    assert second.rounds == 2
+
+
+def test_what_nobody_drew_stays_as_it_was() -> None:
+    method = PriSM(sampling="top", refresh_every=9)
+    context = context_of(method, [0.25])
+    state = method.init(context)
+    after = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.25])))
+    assert torch.equal(after.left["2.weight"][2:], state.left["2.weight"][2:])
+    assert torch.equal(after.left["2.weight"][:, 2:], state.left["2.weight"][:, 2:])
+    assert torch.equal(after.right["2.weight"][2:], state.right["2.weight"][2:])
+    assert torch.equal(after.rest["4.weight"][:, 2:], state.rest["4.weight"][:, 2:])
+    assert not torch.equal(after.left["2.weight"][:2, :2], state.left["2.weight"][:2, :2])
+
+
+def test_the_loss_has_the_decay_of_the_product_and_the_factors_have_none_of_their_own() -> None:
+    method = PriSM(frobenius=3.0)
+    context = context_of(method, [0.5], training={"weight_decay": 0.02})
+    message = method.extract(context, method.init(context), Client(0, 0, Size(0.5), 1, 5, 0))
+    module = method.build(context, message)
+    step = Step(0, torch.Generator(), {}, lambda net, batch: net(batch.x).sum())
+    batch = Batch(numbers(1, 4, 6), torch.zeros(4))
+    product = message.tensors["left.2:weight"] @ message.tensors["right.2:weight"]
+    expected = float(module(batch.x).detach().sum()) + 0.5 * 3.0 * 0.02 * float(product.square().sum())
+    assert float(method.loss(module, batch, step).detach()) == pytest.approx(expected, rel=1e-5)
+    dense, factors = make_optimizer(context, method, module, 0.1).param_groups
+    assert dense["weight_decay"] == 0.02
+    assert factors["weight_decay"] == 0
+    assert sorted(tuple(p.shape) for p in factors["params"]) == [(4, 4), (4, 4)]
+
+
+def test_the_full_network_is_the_sum_of_all_kernels_and_a_small_one_of_its_first() -> None:
+    method = PriSM()
+    context = context_of(method, [0.5])
+    state = method.init(context)
+    assert [size.label for size in method.sizes(context)] == ["0.5", "1.0"]
+    full = tensors_of(method.customize(context, state, Size(1.0)))
+    for name, tensor in context.start().items():
+        np.testing.assert_allclose(full[name], tensor, atol=1e-6)
+    small = tensors_of(method.customize(context, state, Size(0.5)))
+    left, values, right = np.linalg.svd(context.start()["2.weight"].numpy())
+    np.testing.assert_allclose(small["2.weight"], (left[:4, :4] * values[:4]) @ right[:4, :4], atol=1e-5)
+    assert torch.equal(small["4.weight"], context.start()["4.weight"][:, :4])
+
+
+def test_drawn_channels_reach_all_of_them_and_differ_between_clients() -> None:
+    method = PriSM(channels="drawn", refresh_every=9)
+    context = context_of(method, [0.25])
+    state = method.init(context)
+    after = method.aggregate(context, state, iter(answers(context, method, state, [0.25] * 24)))
+    trained = (after.rest["4.weight"] != state.rest["4.weight"]).all(0)
+    assert trained.all()
+    first = PriSM(refresh_every=9).aggregate(context, state, iter(answers(context, PriSM(), state, [0.25] * 24)))
+    assert (first.rest["4.weight"] != state.rest["4.weight"]).all(0).tolist() == [True] * 2 + [False] * 6
+
+
+class Gated(nn.Module):
+    """An LSTM between an embedding and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(6, 8)
+        self.lstm = nn.LSTM(8, 12, batch_first=True)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(x).unsqueeze(1))[0][:, -1])
+
+
+def test_recurrent_rows_are_left_out_gate_by_gate() -> None:
+    method = PriSM(sampling="top")
+    context = context_of(method, [0.5], Gated())
+    state = method.init(context)
+    message = method.extract(context, state, Client(0, 0, Size(0.5), 1, 5, 0))
+    rows = [gate * 12 + unit for gate in range(4) for unit in range(6)]
+    full = state.left["lstm.weight_ih_l0"]
+    assert tuple(full.shape) == (48, 8)
+    assert torch.equal(message.tensors["left.lstm:weight_ih_l0"], full[rows][:, :4])
+    assert tuple(message.tensors["right.lstm:weight_hh_l0"].shape) == (6, 6)
+    built = method.build(context.for_client(), message)
+    small = method.customize(context, state, Size(0.5))
+    x = numbers(3, 4, 6)
+    torch.testing.assert_close(built(x), small(x))
+
+
+def test_the_report_gets_needed_kernels_values_and_draws() -> None:
+    method = PriSM(sampling="top")
+    context = context_of(method, [0.5])
+    state = method.init(context)
+    state = method.aggregate(context, state, iter(answers(context, method, state, [0.5, 0.5])))
+    found = method.describe(context, state)
+    assert set(found) == {f"{kind}/2.weight" for kind in ("needed_kernels", "kernel_draws")}
+    values, draws = found["kernel_draws/2.weight"].double().numpy()
+    assert draws.tolist() == [2.0] * 4 + [0.0] * 4
+    shares = values / values.sum()
+    needed = float(np.exp(-(shares * np.log(shares)).sum()))
+    assert found["needed_kernels/2.weight"].tolist() == pytest.approx([needed, 8.0], rel=1e-4)
+
+
+def test_wrong_options_are_listed_at_once() -> None:
+    with pytest.raises(MethodError, match=r"kappa = -1.*sampling = 'best'.*channels = 'last'.*refresh_every = 0"):
+        PriSM(kappa=-1, sampling="best", channels="last", refresh_every=0)  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match=r"reshape = 'cube'.*frobenius = -1"):
+        FedHM(reshape="cube", frobenius=-1)  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match="dropped = 'half'"):
+        OrigDrop(dropped="half")  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match="server_momentum"):
+        PriSM().init(context_of(PriSM(), [0.5], tricks={"server_momentum": 0.5}))
+    with pytest.raises(ConfigError, match=r"method\.kappa = 'high'"):
+        az.methods.make("prism", {"kappa": "high"})
+
+
+# FedHM and OrigDrop
+
+
+@pytest.mark.parametrize("pseudo", [False, True])
+def test_fedhm_averages_the_products_and_counts_the_server_where_nobody_is_whole(pseudo: bool) -> None:
+    method = FedHM(pseudo_client=pseudo)
+    context = context_of(method, [0.25, 0.5, 1.0])
+    state = method.init(context)
+    for widths in ([0.25, 0.5], [0.25, 1.0]):
+        updates = answers(context, method, state, widths)
+        made = []
+        for update in updates:
+            whole = update.tensors.get("network.2.weight")
+            product = whole if whole is not None else update.tensors["left.2:weight"] @ update.tensors["right.2:weight"]
+            made.append(product.numpy())
+        if pseudo and 1.0 not in widths:
+            made.append(context.start()["2.weight"].numpy())
+        after = method.aggregate(context, state, iter(updates))
+        np.testing.assert_allclose(after.tensors["2.weight"], np.mean(made, axis=0), atol=1e-5)
+        left, values, right = np.linalg.svd(after.tensors["2.weight"].numpy())
+        np.testing.assert_allclose(
+            after.left["2.weight"] @ after.right["2.weight"], (left[:, :4] * values[:4]) @ right[:4], atol=1e-4
+        )
+
+
+def test_fedhm_sends_the_top_kernels_at_all_channels() -> None:
+    method = FedHM()
+    context = context_of(method, [0.25, 0.5])
+    state = method.init(context)
+    message = method.extract(context, state, Client(0, 0, Size(0.25), 1, 5, 0))
+    left, values, right = np.linalg.svd(context.start()["2.weight"].numpy())
+    sent = message.tensors["left.2:weight"] @ message.tensors["right.2:weight"]
+    np.testing.assert_allclose(sent, (left[:, :2] * values[:2]) @ right[:2], atol=1e-5)
+    assert tuple(message.tensors["network.0.weight"].shape) == (8, 6)
+    small = tensors_of(method.customize(context, state, Size(0.25)))
+    np.testing.assert_allclose(small["2.weight"], sent, atol=1e-6)
+    with pytest.raises(MethodError, match=r"size 0\.7 was asked for"):
+        method.customize(context, state, Size(0.7))
+
+
+def test_factors_of_other_shapes_are_refused_even_where_their_product_fits() -> None:
+    method = FedHM()
+    context = context_of(method, [0.25, 0.5])
+    state = method.init(context)
+    (update,) = answers(context, method, state, [0.25])
+    wide = update.tensors | {"left.2:weight": numbers(1, 8, 3), "right.2:weight": numbers(2, 3, 8)}
+    with pytest.raises(MethodError, match="factors of other shapes"):
+        method.aggregate(context, state, iter([replace(update, tensors=wide)]))
+
+
+@pytest.mark.parametrize("dropped", ["zero", "kept"])
+def test_origdrop_leaves_zero_or_the_start_where_nobody_trains(dropped: Any) -> None:
+    method = OrigDrop(dropped=dropped)
+    context = context_of(method, [0.25, 0.5])
+    state = method.init(context)
+    updates = answers(context, method, state, [0.25, 0.5])
+    state = method.aggregate(context, state, iter(updates))
+    full = tensors_of(method.customize(context, state, Size(1.0)))
+    expected = np.zeros((8, 8), np.float32) if dropped == "zero" else context.start()["2.weight"].numpy().copy()
+    expected[:4, :4] = updates[1].tensors["2.weight"]
+    expected[:2, :2] = (updates[0].tensors["2.weight"] + updates[1].tensors["2.weight"][:2, :2]) / 2
+    np.testing.assert_allclose(full["2.weight"], expected, atol=1e-6)
+    if dropped == "zero":
+        x = numbers(5, 4, 6)
+        small, large = (method.customize(context, state, Size(width)) for width in (0.5, 1.0))
+        torch.testing.assert_close(small(x), large(x))
+
+
+@pytest.mark.parametrize("method", [FedHM(), OrigDrop()])
+def test_with_everybody_whole_the_baselines_are_fedavg_bit_for_bit(method: Method[Any], tmp_path: Path) -> None:
+    def state(own: Method[Any]) -> dict[str, Tensor]:
+        run = constrained(
+            own, [1.0], tmp_path / type(own).__name__, rounds=2, tricks={"batch_norm": "batch", "weighting": "clients"}
+        )
+        return {name.rpartition("/")[2]: tensor for name, tensor in flatten(run.state)[0].items()}
+
+    ours, theirs = state(method), state(FedAvg())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# Settings
+
+
+def constrained(method: Any, capacities: list[float], out: Path, **more: Any) -> az.Run:
+    """A run on digits in which nobody may be able to train the full network."""
+    tables: dict[str, Any] = {
+        "data": "digits",
+        "clients": 10,
+        "model": {"name": "small-cnn", "options": {"channels": [8, 16]}},
+        "devices": {"capacities": capacities},
+        "training": {"learning_rate": 0.05, "batch_size": 16, "local_epochs": 2, "schedule": "cosine"},
+        "engine": {"name": "inprocess"},
+        "rounds": 6,
+        "evaluate_every": 100,
+    }
+    return az.Experiment(method=method, **{**tables, **more}).run(out)
+
+
+@pytest.mark.parametrize("method, least", [(PriSM(channels="drawn"), 0.8), (FedHM(), 0.8), (OrigDrop(), 0.8)])
+def test_a_full_network_is_trained_by_clients_that_can_hold_less_than_half_of_it(
+    method: Method[Any], least: float, tmp_path: Path
+) -> None:
+    run = constrained(method, [0.4], tmp_path / "run")
+    final = run.history[-1]["accuracy"]
+    assert set(final) == {"0.4", "1.0"}
+    assert final["1.0"] >= least, final
+    network = run.customize(1.0)
+    assert tensors_of(network)["network.conv2.weight"].shape == (16, 8, 3, 3)
+    assert run.evaluate()["1.0"]["accuracy"] == pytest.approx(final["1.0"])
+
+
+def test_an_unequal_fleet_trains_one_full_network(tmp_path: Path) -> None:
+    devices = {"capacities": [0.4, 0.2], "fractions": [0.4, 0.6]}
+    run = constrained(PriSM(channels="drawn"), [0.4], tmp_path / "run", devices=devices)
+    assert set(run.history[-1]["accuracy"]) == {"0.2", "0.4", "1.0"}
+    assert run.history[-1]["accuracy"]["1.0"] >= 0.7, run.history[-1]["accuracy"]
+
+
+# Counts
+
+
+@pytest.mark.parametrize(
+    "method, counts",
+    [(PriSM(), [0.495, 1.98, 4.46, 7.92]), (FedHM(), [2.48, 4.95, 7.43, 9.90])],
+    ids=["prism", "fedhm"],
+)
+def test_block_convolutions_of_resnet18_have_the_papers_counts(method: Method[Any], counts: list[float]) -> None:
+    x = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+    made = Experiment(
+        data=Data(train=(x, torch.arange(8) % 10), classes=10),
+        clients=4,
+        model="resnet18",
+        method=method,
+        devices={"capacities": KEEPS},
+    )
+    context = made.context
+    assert len(inner_weights(context)) == 16
+    state = method.init(context)
+    for keep, millions in zip(KEEPS, counts):
+        message = method.extract(context, state, Client(0, 0, Size(keep), 1, 1, 0))
+        blocks = sum(t.numel() for n, t in message.tensors.items() if n.startswith(("left.", "right.")))
+        assert blocks / 1e6 == pytest.approx(millions, rel=0.02)

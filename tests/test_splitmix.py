@@ -1,0 +1,360 @@
+"""Split-Mix: which bases a client trains, what becomes of them, one pass or one after another, and what is mixed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anysize as az
+from anysize.context import Size
+from anysize.customize import export
+from anysize.data import TensorPart
+from anysize.elastic.ensemble import Ensemble, mixed, split
+from anysize.elastic.grouping import Grouped, grouped, stacked
+from anysize.elastic.skeleton import fill, hollow, tensors_of
+from anysize.engines.inprocess import one_thread
+from anysize.errors import ConfigError, DataError, MethodError
+from anysize.evaluation import on_test
+from anysize.local import perform
+from anysize.methods import Client, FedAvg, SplitMix
+from anysize.methods.splitmix import SplitMixState, sampled_bases
+from anysize.testing import Trial, make_trial
+from anysize.wire import Tensors, flatten
+from test_golden import answers, context_of, network, numbers
+from test_laws import MODELS, Residual, convolutional, perceptron
+
+# Algorithm 2
+
+
+def test_every_base_is_first_once_in_every_pass_through_the_order() -> None:
+    for shuffle in range(6):
+        places = range(shuffle * 8, shuffle * 8 + 8)
+        first = [sampled_bases(1, 8, place, 3, torch.Generator())[0] for place in places]
+        assert sorted(first) == list(range(8))
+
+
+def test_the_order_is_shuffled_anew_in_every_pass() -> None:
+    orders = [[sampled_bases(1, 8, 8 * s + i, 3, torch.Generator())[0] for i in range(8)] for s in range(6)]
+    assert len({tuple(order) for order in orders}) == 6
+
+
+def test_bases_are_drawn_without_replacement_and_all_alike() -> None:
+    counts = np.zeros(4)
+    for place in range(2000):
+        drawn = sampled_bases(3, 4, place, 0, torch.Generator().manual_seed(place))
+        assert len(set(drawn)) == 3
+        counts[drawn] += 1
+    np.testing.assert_allclose(counts / 2000, 0.75, atol=0.03)
+
+
+def test_the_next_round_goes_on_where_the_last_one_stopped() -> None:
+    context = context_of(SplitMix(), [0.25, 1.0])
+    state = SplitMix().init(context)
+    seen = []
+    for round in range(1, 5):
+        clients = [Client(i, i, Size(0.25), round, 1, 0) for i in range(2)]
+        messages = [SplitMix().extract(context, state, client) for client in clients]
+        seen += [message.ticket["bases"] for message in messages]
+        updates = [az.methods.Update(m.tensors, m.ticket | {"samples": 1, "classes": None}) for m in messages]
+        state = SplitMix().aggregate(context, state, iter(updates))
+    assert state.served == 8
+    assert sorted(seen[:4]) == sorted(seen[4:]) == [[0], [1], [2], [3]]
+
+
+# Algorithm 1
+
+
+def test_each_base_is_the_mean_over_its_clients_and_others_keep_their_value() -> None:
+    context = context_of(SplitMix(), [0.125, 0.25, 1.0], tricks={"batch_norm": "tracked"})
+    state = SplitMix().init(context)
+    about = [{"width": 0.25, "samples": 3}, {"width": 0.25, "samples": 5}, {"width": 0.125, "samples": 2}]
+    updates = answers(context, SplitMix(), state, about)
+    after = SplitMix().aggregate(context, state, iter(updates))
+    untouched = 0
+    for base, tensors in state.bases.items():
+        holders = [u for u in updates if int(base) in u.ticket["bases"]]
+        untouched += not holders
+        for name, old in tensors.items():
+            total = sum(u.ticket["samples"] for u in holders)
+            parts = [u.ticket["samples"] * u.tensors[f"{base}.{name}"].numpy() for u in holders]
+            expected = sum(parts) / total if holders else old.numpy()
+            np.testing.assert_allclose(after.bases[base][name], expected, rtol=1e-5, atol=1e-6)
+    assert untouched > 0
+
+
+def test_a_mixed_network_gives_the_mean_of_the_first_bases_outputs() -> None:
+    context = context_of(SplitMix(), [0.25, 0.8, 1.0])
+    state = replace(SplitMix().init(context), order=[2, 0, 3, 1])
+    x = numbers(7, 5, 6)
+    with torch.no_grad():
+        for width, places in ((0.25, [2]), (0.5, [2, 0]), (0.8, [2, 0, 3]), (1.0, [2, 0, 3, 1])):
+            outputs = [fill(context.skeleton(0.25), state.bases[str(i)])(x).numpy() for i in places]
+            given = SplitMix().customize(context, state, Size(width))(x)
+            np.testing.assert_allclose(given, np.mean(outputs, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_width_below_the_base_or_above_all_is_refused() -> None:
+    context = context_of(SplitMix(), [0.5, 1.0])
+    state = SplitMix().init(context)
+    with pytest.raises(MethodError, match=r"the bases have width 0\.5"):
+        SplitMix().customize(context, state, Size(0.25))
+    with pytest.raises(MethodError, match=r"fits no base of width 0\.5"):
+        SplitMix(base_width=0.5).init(context_of(SplitMix(base_width=0.5), [0.25, 1.0]))
+    with pytest.raises(MethodError, match="base_width = 2"):
+        SplitMix(base_width=2.0)
+
+
+@pytest.mark.parametrize("bases", [None, [9], [0, 1], ["0"]])
+def test_an_update_that_lies_about_its_bases_is_refused(bases: Any) -> None:
+    context = context_of(SplitMix(), [0.25, 1.0])
+    state = SplitMix().init(context)
+    (update,) = answers(context, SplitMix(), state, [{"width": 0.25, "samples": 1}])
+    own = update.ticket["bases"][0]
+    tensors = {name.replace(f"{own}.", "9.", 1): t for name, t in update.tensors.items()} if bases == [9] else None
+    wrong = replace(update, ticket=update.ticket | {"bases": bases}, tensors=tensors or update.tensors)
+    with pytest.raises(MethodError, match="splitmix: an update"):
+        SplitMix().aggregate(context, state, iter([wrong]))
+
+
+def test_one_base_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    states = []
+    for method in (SplitMix(), FedAvg()):
+        run = az.Experiment(
+            data="digits",
+            clients=8,
+            partition={"split": "classes", "classes_per_client": 4, "fraction": 0.3},
+            model={"name": "small-cnn", "options": {"channels": [8, 16]}},
+            method=method,
+            devices={"capacities": [1.0], "clients_per_round": 3},
+            training={"learning_rate": 0.05},
+            tricks={"masked_loss": True, "batch_norm": "tracked", "classwise_head": True},
+            rounds=2,
+            evaluate_every=2,
+        ).run(out=tmp_path / type(method).__name__)
+        states.append({n.rpartition("/")[2]: t for n, t in flatten(run.state)[0].items()})
+    assert set(states[0]) == set(states[1])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+# The start
+
+
+def test_bases_start_as_different_blocks_of_the_full_network() -> None:
+    context = context_of(SplitMix(), [0.25, 1.0])
+    start, state = context.start(), SplitMix().init(context)
+    for i in range(4):
+        rows = slice(2 * i, 2 * i + 2)
+        assert torch.equal(state.bases[str(i)]["0.weight"], start["0.weight"][rows])
+        assert torch.equal(state.bases[str(i)]["2.weight"], start["2.weight"][rows, rows])
+        assert torch.equal(state.bases[str(i)]["4.weight"], start["4.weight"][:, rows])
+
+
+def test_blocks_start_again_where_units_run_out() -> None:
+    axes = context_of(SplitMix(), [1.0], nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))).axes
+    assert [kept.units("0") for kept in split(axes, 0.4, 3)] == [(0, 1), (2, 3), (0, 4)]
+
+
+@pytest.mark.parametrize("kind", [SplitMix, FedAvg])
+def test_rescaled_initialisation_has_the_bounds_of_the_full_width(kind: Any) -> None:
+    model = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3))
+    for rescaled, inputs in ((True, 256), (False, 64)):
+        context = context_of(kind(), [0.25, 1.0], model, tricks={"rescaled_init": rescaled})
+        tensors = next(iter(flatten_first(kind().init(context)).values()))
+        # torch draws from +- 1 / sqrt(fan-in); of thousands of draws the largest is close to the bound.
+        for name, fan in (("0.weight", 6), ("2.weight", inputs), ("4.weight", inputs)):
+            assert float(tensors[name].abs().max()) == pytest.approx(1 / math.sqrt(fan), rel=0.03)
+        assert float(tensors["2.bias"].abs().max()) == pytest.approx(1 / math.sqrt(inputs), rel=0.1)
+
+
+def flatten_first(state: Any) -> dict[str, Tensors]:
+    return state.bases if isinstance(state, SplitMixState) else state.networks
+
+
+def test_a_learned_start_is_never_rescaled() -> None:
+    context = context_of(SplitMix(), [0.25, 1.0], pretrained=True, tricks={"rescaled_init": False})
+    state = SplitMix().init(context)
+    assert torch.equal(state.bases["0"]["2.weight"], context.start()["2.weight"][:2, :2])
+
+
+# One pass
+
+
+GROUPED = ["conv with batch-norm", "conv without", "mlp", "mlp with batch-norm", "residual"]
+
+
+def client_update(trial: Trial, position: int, width: float) -> Tensors:
+    client = trial.client(position, Size(width))
+    share = trial.experiment.shares.share(position)
+    with one_thread():
+        return perform(trial.context.for_client(), trial.method, trial.extract(client), share).tensors
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("tricks", [{}, {"batch_norm": "tracked"}, {"proximal": 0.1}], ids=str)
+def test_one_pass_trains_what_one_after_another_does(name: str, tricks: dict[str, Any]) -> None:
+    updates = []
+    for one_pass in (True, False):
+        torch.manual_seed(0)
+        trial = make_trial(SplitMix(one_pass=one_pass), MODELS[name](), (0.25, 1.0), tricks)
+        built = trial.method.build(trial.context, trial.extract(trial.client(0, Size(1.0))))
+        assert isinstance(built, Grouped) == one_pass
+        updates.append(client_update(trial, 0, 1.0))
+    assert set(updates[0]) == set(updates[1])
+    for key, tensor in updates[0].items():
+        torch.testing.assert_close(tensor, updates[1][key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "tied", "joined"])
+def test_networks_that_cannot_be_grouped_are_trained_one_after_another_and_say_so(name: str) -> None:
+    trial = make_trial(SplitMix(), MODELS[name](), (0.25, 1.0), None)
+    built = trial.method.build(trial.context, trial.extract(trial.client(0, Size(1.0))))
+    assert not isinstance(built, Grouped)
+    assert any("one after another" in note for note in trial.method.notices(trial.context))
+    client_update(trial, 0, 1.0)
+
+
+def test_tricks_that_look_at_each_base_keep_them_apart() -> None:
+    for tricks, training in (({"batch_norm": "local"}, {}), ({"proximal_form": "mean"}, {}), ({}, {"clip": 1.0})):
+        context = context_of(SplitMix(), [0.25, 1.0], tricks=tricks, training=training)
+        state = SplitMix().init(context)
+        message = SplitMix().extract(context, state, Client(0, 0, Size(1.0), 1, 1, 0))
+        message = replace(message, ticket=message.ticket | {"task": "train"})
+        assert not isinstance(SplitMix().build(context, message), Grouped)
+        assert len(SplitMix().notices(context)) == 1
+
+
+def test_a_forward_that_mixes_channels_is_never_grouped() -> None:
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 6)
+            self.second = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.relu(self.first(x)).flip(1))
+
+    assert isinstance(grouped(hollow(Shuffled()), 3, [torch.zeros(2, 4)]), str)
+    dropped = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+    assert isinstance(grouped(hollow(dropped), 3, [torch.zeros(2, 4)]), str)
+
+
+@pytest.mark.parametrize("make", [convolutional, lambda: perceptron(24, 16, normalised=True), Residual])
+def test_a_grouped_network_gives_every_networks_outputs(make: Any) -> None:
+    networks = [make() for _ in range(3)]
+    whole = grouped(hollow(networks[0]), 3, [torch.zeros(2, 1, 8, 8)])
+    assert isinstance(whole, Grouped)
+    x = torch.rand(5, 1, 8, 8)
+    given = fill(whole, stacked([tensors_of(one) for one in networks])).train()(x)
+    torch.testing.assert_close(given, torch.cat([one.train()(x) for one in networks]), rtol=1e-4, atol=1e-5)
+
+
+# The order of bases
+
+
+def test_the_best_base_on_held_out_data_is_mixed_first(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", SplitMix(sort_bases=True))
+    state, context = run.state, run.experiment.context
+    assert sorted(state.order) == list(range(4))
+    held = [run.experiment.shares.share(client).held_out for client in range(6)]
+    right = []
+    for i in range(4):
+        base = fill(context.skeleton(0.25), state.bases[str(i)]).eval()
+        batches = [part.batch(torch.arange(len(part))) for part in held]
+        right.append(sum(int((base(x / 255.0).argmax(1) == y).sum()) for x, y in batches))
+    assert [right[i] for i in state.order] == sorted(right, reverse=True)
+
+
+def test_sorting_without_held_out_data_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set data\.validation"):
+        small_run(tmp_path / "run", SplitMix(sort_bases=True), validation=0.0)
+    assert not (tmp_path / "run").exists()
+
+
+def small_run(out: Path, method: SplitMix, validation: float = 0.3, **more: Any) -> az.Run:
+    return az.Experiment(
+        data="digits",
+        clients=6,
+        partition={"validation": validation, "fraction": 0.5},
+        model=more.pop("model", {"name": "mlp", "options": {"hidden": [16]}}),
+        method=method,
+        devices={"capacities": [0.25, 0.5, 1.0]},
+        training={"learning_rate": 0.1, "batch_size": 16},
+        rounds=more.pop("rounds", 3),
+        evaluate_every=3,
+        **more,
+    ).run(out=out)
+
+
+# From end to end
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
+    model = {"name": "small-cnn", "options": {"channels": [16, 32]}}
+    return small_run(tmp_path_factory.mktemp("splitmix") / "run", SplitMix(), model=model, rounds=6)
+
+
+def test_digits_are_learned_at_every_width(finished: az.Run) -> None:
+    accuracy = finished.history[-1]["accuracy"]
+    assert list(accuracy) == ["0.25", "0.5", "1.0"]
+    assert accuracy["1.0"] > 0.6
+
+
+def test_a_customised_ensemble_is_one_network_with_fixed_statistics(finished: az.Run) -> None:
+    small = finished.customize(size=0.5)
+    assert isinstance(small, Ensemble)
+    assert len(small.bases) == 2
+    x = torch.rand(4, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(small(x)[:1], small(x[:1]), rtol=1e-4, atol=1e-5)
+    assert isinstance(finished.customize(size=0.75), Ensemble)  # never trained by anybody, and three bases
+
+
+@pytest.mark.parametrize("ending", ["onnx", "pt2", "safetensors"])
+def test_an_ensemble_is_exported(finished: az.Run, tmp_path: Path, ending: str) -> None:
+    made = export(finished.customize(size=1.0), tmp_path / f"net.{ending}", finished.experiment.signature)
+    assert made.difference < 1e-4
+
+
+def test_costs_grow_by_whole_bases(finished: az.Run) -> None:
+    costs = [finished.cost(Size(width)) for width in (0.25, 0.5, 1.0)]
+    base = costs[0]
+    for cost, count in zip(costs, (1, 2, 4)):
+        assert cost.parameters == count * base.parameters
+        assert cost.macs == count * base.macs
+        assert cost.training_macs == pytest.approx(count * base.training_macs, abs=count)
+
+
+def test_mixing_one_network_gives_that_network() -> None:
+    net = network()
+    assert mixed([net]) is net
+
+
+# Domains
+
+
+def test_domains_are_tested_apart_and_together() -> None:
+    data = az.Data(
+        train=(torch.rand(8, 4), torch.arange(8) % 2),
+        test=TensorPart(torch.rand(40, 4), torch.arange(40) % 2, ["a"] * 10 + ["b"] * 30),
+    )
+    made = az.Experiment(data=data, clients=4, model=perceptron_for_rows(), method=SplitMix())
+    context, state = made.context, SplitMix().init(made.context)
+    assert data.test is not None
+    apart = on_test(context, SplitMix(), state, data.test, {}, 500, by_domain=True)["1.0"]
+    whole = on_test(context, SplitMix(), state, data.test, {}, 500)["1.0"]
+    assert apart["accuracy"] == pytest.approx((10 * apart["accuracy/a"] + 30 * apart["accuracy/b"]) / 40)
+    assert apart["accuracy"] == pytest.approx(whole["accuracy"])
+    with pytest.raises(DataError, match="has no groups"):
+        on_test(context, SplitMix(), state, data.train, {}, 500, by_domain=True)
+
+
+def perceptron_for_rows() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
