@@ -29,12 +29,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anysize.config import from_dict
 from anysize.context import Context, Size
-from anysize.data import Share, to_input
+from anysize.data import Data, Share, to_input
 from anysize.elastic.norm import Statistics
 from anysize.engines import InProcess
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes
+from anysize.engines.stacked import Stacked
 from anysize.evaluation import calibrated, on_test
 from anysize.experiment import Experiment, evaluation_part
 from anysize.local import perform
@@ -68,21 +69,25 @@ def round_clients(made: Experiment, number: int) -> list[Client]:
 
 def plain_round(made: Experiment, state: Any, clients: Iterable[Client]) -> None:
     """What one writes without a framework: the same sub-models in turn, torch's defaults, a DataLoader for each."""
-    context, method = made.context, made.method
     for client in clients:
-        message = method.extract(context, state, client)
-        module = method.build(context, message)
-        x, y = made.shares.share(client.id).train.batch(torch.arange(client.samples))
-        loader = DataLoader(TensorDataset(to_input(x), y), batch_size=32, shuffle=True)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-        objective = make_objective(context.task, context.tricks, None)
-        step = Step(0, torch.Generator(), {}, objective)
-        module.train()
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            method.loss(module, Batch(inputs, targets), step).backward()
-            optimizer.step()
-        {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        plain_training(made, made.method.extract(made.context, state, client))
+
+
+def plain_training(made: Experiment, message: SubModel) -> dict[str, torch.Tensor]:
+    """The tensors of one sub-model after an epoch on its client's data, trained by a plain PyTorch loop."""
+    context, method = made.context, made.method
+    module = method.build(context, message)
+    share = made.shares.share(message.ticket["client"])
+    x, y = share.train.batch(torch.arange(len(share.train)))
+    loader = DataLoader(TensorDataset(to_input(x), y), batch_size=32, shuffle=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    step = Step(0, torch.Generator(), {}, make_objective(context.task, context.tricks, None))
+    module.train()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        method.loss(module, Batch(inputs, targets), step).backward()
+        optimizer.step()
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def against_plain_torch(rounds: int) -> dict[str, Any]:
@@ -154,7 +159,6 @@ def overhead() -> dict[str, Any]:
         "model": {"name": "mlp"},
         "method": {"name": "benchmarks.bench:Idle"},
     }
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     made = Experiment.from_config(from_dict(tables))
     method = Idle()
     state = method.init(made.context)
@@ -198,13 +202,12 @@ def evaluated(name: str) -> dict[str, Any]:
     made = standard_job(name)
     context, method, state = made.context, made.method, made.method.init(made.context)
     test, options = evaluation_part(made), made.config.evaluation
-    widths = {group: size.width for group, size in made.size_of_group.items()}
 
     def evaluate(engine: Processes) -> None:
         found: dict[str, Statistics] = {}
         if context.tricks.batch_norm == "calibrated":
             how = (options.calibration_clients, None, options.calibration_samples)
-            found = calibrated(context, method, state, engine, made.fleet, widths, 1, *how)
+            found = calibrated(context, method, state, engine, made.fleet, made.size_of_group, 1, *how)
         on_test(context, method, state, test, found, options.batch_size, engine=engine)
 
     with one_thread(), Processes(made, {}, workers=2) as engine:
@@ -272,7 +275,6 @@ def _start(count: str) -> None:
 
 def _generated(clients: int, per_round: int | None = None) -> Experiment:
     """Clients whose data is made only when they are drawn."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     tables = {
         "data": {"name": "benchmarks.bench:generated", "clients": clients, "options": {"classes": 10}},
         "model": {"name": "mlp", "options": {"hidden": [512, 512]}},
@@ -311,11 +313,11 @@ def best(function: Callable[[], Any], times: int = 5) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures were measured, and when."""
+    """Where the figures were measured."""
     model = next(
         (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
     )
-    return {"date": time.strftime("%Y-%m-%d"), "processor": model, "cores": os.cpu_count(), "torch": torch.__version__}
+    return {"processor": model, "cores": os.cpu_count(), "torch": torch.__version__}
 
 
 def _cpuinfo() -> Iterator[str]:
@@ -325,17 +327,62 @@ def _cpuinfo() -> Iterator[str]:
         return
 
 
+def stacking() -> dict[str, Any]:
+    """Times by which a round in one process is faster with ten clients of equal shape trained together."""
+    text = np.random.default_rng(0).integers(80, size=(640, 21))
+    jobs = {
+        "mlp": {
+            "data": "digits",
+            "clients": 40,
+            "model": {"name": "mlp", "options": {"hidden": [64, 32]}},
+            "training": {"batch_size": 10},
+        },
+        "lstm": {
+            "data": Data(train=(text[:, :-1], text[:, 1:]), classes=80),
+            "clients": 40,
+            "model": {"name": "char-lstm", "options": {"hidden": 32}},
+            "task": "next-token",
+            "training": {"batch_size": 4},
+        },
+    }
+    found = {}
+    for name, job in jobs.items():
+        made = Experiment(**job, method="heterofl", devices={"capacities": [0.5, 1.0]})
+        state, clients = made.method.init(made.context), round_clients(made, 1)
+        plain = InProcess(made.context, made.method, made.shares, {})
+        engines = {"plain": plain, "stacked": Stacked(plain, 10, made.shares.samples)}
+        with one_thread():
+            row = {
+                f"{key}_seconds": best(
+                    partial(run_round, made.context, made.method, state, clients, engine, 0.05), times=3
+                )
+                for key, engine in engines.items()
+            }
+        found[name] = row | {"times_faster": row["plain_seconds"] / row["stacked_seconds"]}
+    return found
+
+
+def against_flower() -> dict[str, Any]:
+    """The same job on Flower's simulation; see `benchmarks/flower_peer.py`."""
+    from benchmarks.flower_peer import against_flower
+
+    return against_flower()
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "overhead_100_idle_clients": overhead,
     "step_ms_by_width": step_by_width,
     "evaluation": evaluation,
     "memory": memory,
     "against_plain_torch": lambda: against_plain_torch(5),
+    "against_flower": against_flower,
+    "stacking": stacking,
 }
 
 
 def main() -> None:
-    """Measures every part, or those named, and writes the file."""
+    """Measures every part, or those named, and writes the file and the README's table."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # parts and their workers import benchmarks.*
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; by default all")
     parser.add_argument("--call", nargs=2, help=argparse.SUPPRESS)
@@ -343,15 +390,19 @@ def main() -> None:
     if given.call:
         globals()[given.call[0]](given.call[1])
         return
+    from benchmarks import table
+
     hold_memory()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() and given.parts else {}
     results["machine"] = machine()
     for name in given.parts or PARTS:
         print(f"{name} ...", flush=True)
         results[name] = PARTS[name]()
+        results.setdefault("dates", {})[name] = time.strftime("%Y-%m-%d")
         print(json.dumps(results[name], indent=1), flush=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {RESULTS}")
+    table.write()
+    print(f"written to {RESULTS} and into README.md")
 
 
 if __name__ == "__main__":

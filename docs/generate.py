@@ -39,10 +39,11 @@ NOTES: Mapping[str, str] = {
     'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
     "method": "The method's own options stand beside the name. They are listed [below](#options-of-the-methods).",
     "tricks": "Any method takes any trick. What each does where a key is absent is listed [below](#tricks-by-method).",
-    "engine": "This version runs clients `inprocess` or in worker `processes`, with the same bits; `flower` is refused "
-    "when a run starts. The variable `ANYSIZE_ENGINE` names the engine of files that name none. A live network or "
-    "task, or a method defined in the main script, runs in this process. An accelerator that PyTorch does "
-    "not find is refused. `round_timeout` and `min_clients` have no effect yet.",
+    "engine": "Clients run `inprocess`, in worker `processes`, or on the simulation of `flower`, with the same bits. "
+    "Flower is an extra, `pip install 'anysize[flower]'`; it starts Ray here, or uses the cluster that `RAY_ADDRESS` "
+    "names, and `workers` is how many clients it trains at a time. The variable `ANYSIZE_ENGINE` names the engine of "
+    "files that name none. A live network or task, or a method defined in the main script, runs in this process. "
+    "An accelerator that PyTorch does not find is refused. `round_timeout` and `min_clients` have no effect yet.",
 }
 """What the fields do not say, by table."""
 

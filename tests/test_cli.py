@@ -270,7 +270,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no key": (["=3"], "must be key=value"),
     "no table": (["training=5"], "training: given 5, must be a table"),
     "diverging": (["training.learning_rate=1e9", "rounds=9"], "diverged"),
-    "engine": (["engine.name=flower"], "not part of this version"),
+    "engine": (["engine.name=flowr"], "did you mean 'flower'?"),
     "name": (["name=../x"], "must be usable as a folder name"),
     "data raises": (["data.name=own_code:raises"], "ValueError: no data today"),
     "data is rubbish": (["data.name=own_code:rubbish"], "gave a int; it must give an anysize.Data"),

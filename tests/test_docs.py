@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import typer
 
 import anysize as az
 from anysize import cli, config, methods
-from anysize.errors import ConfigError
 from anysize.experiment import Experiment
 from anysize.planning import plan
 from anysize.testing import LAWS
@@ -44,9 +44,9 @@ def code(page: Path) -> list[str]:
     return [*re.findall(r"`([^`]+)`", rest), *(line for block in fenced for line in block.splitlines())]
 
 
-def generator() -> ModuleType:
-    """docs/generate.py as a module."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def script(path: str) -> ModuleType:
+    """A script of the project as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -136,7 +136,7 @@ def test_own_data_and_model_of_the_page_train(tmp_path: Path, monkeypatch: pytes
 
 def test_experiment_page_is_what_the_generator_prints() -> None:
     page = (ROOT / "docs" / "experiment-file.md").read_text(encoding="utf-8")
-    assert page == generator().page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
+    assert page == script("docs/generate.py").page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -239,6 +239,13 @@ def test_costs_in_the_readme_are_those_of_the_demo() -> None:
     assert [row[:4] for row in shown] == counted
 
 
+def test_the_speed_table_is_made_from_the_measured_results() -> None:
+    made, text = script("benchmarks/table.py"), (ROOT / "README.md").read_text(encoding="utf-8")
+    results = json.loads(made.RESULTS.read_text())
+    assert text == made.shown(text, results), "run: .venv/bin/python benchmarks/table.py"
+    assert set(results["dates"]) == set(results) - {"dates", "machine"}
+
+
 def test_privacy_page_lists_what_the_plan_of_the_demo_lists() -> None:
     leaves = plan(Experiment.from_config(config.load(DEMO)))["leaves_the_device"]
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
@@ -249,12 +256,6 @@ def test_laws_of_the_page_are_the_laws() -> None:
     page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", page.partition("## The laws")[2], re.MULTILINE)
     assert rows == list(LAWS), "the table of laws in docs/own-method.md names other laws than anysize.testing"
-
-
-def test_engines_that_the_docs_call_missing_are_refused(tmp_path: Path) -> None:
-    assert "`flower` is refused" in generator().NOTES["engine"]
-    with pytest.raises(ConfigError, match="not part of this version; known: inprocess, processes"):
-        az.run(DEMO, out=tmp_path, overrides=["engine.name=flower", "rounds=1"])
 
 
 def test_resume_page_names_what_a_resumed_run_may_change() -> None:

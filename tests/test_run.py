@@ -459,12 +459,6 @@ def test_live_objects_run_in_this_process_and_that_is_said(tmp_path: Path) -> No
     assert any("in this process" in text for text in said)
 
 
-def test_an_engine_that_does_not_exist_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="flower"):
-        small.experiment(engine={"name": "flower"}).run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_local_norms_of_a_client_whose_capacity_changed_start_anew(tmp_path: Path) -> None:
     run = az.Experiment(
         data="digits",

@@ -75,12 +75,16 @@ def run(
     out_: Annotated[Path | None, typer.Option("--out", help="The run directory; by default runs/<name>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Where clients run: inprocess, processes or flower.")
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
-    _run(file, set_ or [], out_, resume, overwrite, profile)
+    changes = [*(set_ or []), *([] if engine is None else [f"engine.name={engine}"])]
+    _run(file, changes, out_, resume, overwrite, profile)
 
 
 @app.command()

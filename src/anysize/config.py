@@ -629,6 +629,9 @@ class TrainingConfig(Table):
     """Decay of every parameter."""
     clip: Positive | None = None
     """The largest norm of the gradient of a parameter group (most methods have one); absent: no clipping."""
+    stack: Count = 1
+    """Clients of equal shape and amount of data that are trained together, in networks of linear and recurrent layers;
+    1: each alone. Results differ in their last bits."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
     """How the learning rate falls over the rounds."""
     milestones: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
@@ -792,7 +795,7 @@ class EngineConfig(Table):
 
     table: ClassVar[str] = "engine"
     name: Literal["inprocess", "processes", "flower"] = Field(default_factory=lambda: _default_engine())
-    """In this process, in worker processes, or on a fleet; absent: worker processes where there are several cores."""
+    """In this process, in worker processes, or on Flower's simulation; absent: processes if there are several cores."""
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -7,7 +7,7 @@ one message shape only. What happens depends on the message and the data alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -18,17 +18,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from anysize.accelerators import place
+from anysize.config import TrainingConfig
 from anysize.context import Context
 from anysize.data import Part, Share, to_input
 from anysize.data.augment import augment
 from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import DataError, MethodError
-from anysize.methods.base import Method, SubModel, Update
+from anysize.methods.base import Method, ParameterGroup, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 _STATISTICS = "statistics/"
 _EVALUATION_BATCH = 500
@@ -98,23 +99,24 @@ def train(
         optimizer.step()
         loss_sum += loss.detach() * len(batch.y)
         seen += len(batch.y)
-    mean_loss = float(loss_sum) / seen
+    told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
+    update = method.pack(module, sub_model)
+    # The module trains the next client too, so what leaves it gets memory of its own.
+    tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
+    keep = {name: tensors.pop(name) for name in local}
+    return Update(tensors, update.ticket | told, keep)
+
+
+def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: float, classes: Tensor | None) -> Json:
+    """What a client tells of its training besides the tensors; an error if its loss is no number any more."""
     if not math.isfinite(mean_loss):
         raise MethodError(
             f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
             "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
-    update = method.pack(module, sub_model)
-    # The module trains the next client too, so what leaves it gets memory of its own.
-    tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
-    keep = {name: tensors.pop(name) for name in local}
-    ticket = update.ticket | {
-        "samples": len(share.train),
-        "loss": mean_loss,
-        # Label sets leave a client only where the chosen tricks need them.
-        "classes": classes.int().tolist() if classes is not None and tricks.classwise_head else None,
-    }
-    return Update(tensors, ticket, keep)
+    # Label sets leave a client only where the chosen tricks need them.
+    held = classes.int().tolist() if classes is not None and context.tricks.classwise_head else None
+    return {"samples": samples, "loss": mean_loss, "classes": held}
 
 
 def calibrate(
@@ -331,14 +333,18 @@ def _strides_over_pixels(layer: nn.Conv2d) -> bool:
 
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
     """A new optimizer over the method's parameter groups; momentum starts at zero every round."""
-    training = context.training
-    groups = [
+    return optimizer_of(context.training, method.groups(module), rate)
+
+
+def optimizer_of(training: TrainingConfig, groups: Iterable[ParameterGroup], rate: float) -> torch.optim.Optimizer:
+    """A new optimizer over parameter groups."""
+    options = [
         {"params": list(g.parameters), "lr": rate * g.rate, "weight_decay": training.weight_decay * g.decay}
-        for g in method.groups(module)
+        for g in groups
     ]
     if training.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=rate, fused=True)
-    optimizer = torch.optim.SGD(groups, lr=rate, momentum=training.momentum, fused=True)
+        return torch.optim.Adam(options, lr=rate, fused=True)
+    optimizer = torch.optim.SGD(options, lr=rate, momentum=training.momentum, fused=True)
     if training.momentum:
         # Torch's fused step needs all of them or none, and a parameter that this batch does not use has no gradient.
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):

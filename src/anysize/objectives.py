@@ -5,7 +5,7 @@ A method calls `step.objective` once per pass and adds what its paper adds; it n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -118,13 +118,20 @@ def make_objective(
         random: for the attack.
         classifier: the dotted name of the layer that makes the class axis, for the entropy term.
     """
-    seen = _mask(task, tricks, classes)
+    clean = masked_objective(task, tricks, _mask(tricks, classes), classifier)
+    return adversarial(clean, tricks, random or torch.Generator()) if tricks.adversarial else clean
+
+
+def masked_objective(
+    task: Task, tricks: Tricks, mask: Tensor | None, classifier: str | None = None
+) -> Callable[[nn.Module, Batch], Tensor]:
+    """The task's loss of one clean pass, masked where there is a mask, with the entropy term if asked."""
+    seen = _seen(task, mask)
 
     def plain(module: nn.Module, batch: Batch) -> Tensor:
         return task.loss(seen(module(batch.x)), batch.y)
 
-    clean = with_entropy(plain, tricks.max_entropy, classifier) if tricks.max_entropy else plain
-    return adversarial(clean, tricks, random or torch.Generator()) if tricks.adversarial else clean
+    return with_entropy(plain, tricks.max_entropy, classifier) if tricks.max_entropy else plain
 
 
 def with_entropy(
@@ -215,7 +222,12 @@ def make_distillation(
         tricks: the chosen ones; a masked loss masks teacher and student alike.
         classes: a boolean per class, those that the client holds; None where the task has no classes.
     """
-    seen = _mask(task, tricks, classes)
+    return masked_distillation(task, _mask(tricks, classes))
+
+
+def masked_distillation(task: Task, mask: Tensor | None) -> Callable[[nn.Module, Batch, Tensor], Tensor]:
+    """The loss of one pass against a teacher, over the classes of `mask` where there is one."""
+    seen = _seen(task, mask)
 
     def distillation(module: nn.Module, batch: Batch, teacher: Tensor) -> Tensor:
         return task.distillation(seen(module(batch.x)), seen(teacher.detach()))
@@ -223,9 +235,13 @@ def make_distillation(
     return distillation
 
 
-def _mask(task: Task, tricks: Tricks, classes: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _mask(tricks: Tricks, classes: Tensor | None) -> Tensor | None:
+    """The classes to which the loss is masked; None where it sees all."""
+    return classes if tricks.masked_loss and classes is not None and not bool(classes.all()) else None
+
+
+def _seen(task: Task, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
     """What the loss sees of an output."""
-    mask = classes if tricks.masked_loss and classes is not None and not bool(classes.all()) else None
     return lambda output: output if mask is None else masked(output, mask, task.class_axis)
 
 
@@ -241,11 +257,20 @@ def masked(output: Tensor, classes: Tensor, class_axis: int | None) -> Tensor:
     return output.masked_fill(~classes.reshape(shape), 0.0)
 
 
-def proximal(module: nn.Module, received: Mapping[str, Tensor], tricks: Tricks) -> Tensor:
-    """FedProx, Eq. (2): mu / 2 times the squared distance from the received parameters."""
+def proximal(
+    module: nn.Module, received: Mapping[str, Tensor], tricks: Tricks, trained: Collection[str] | None = None
+) -> Tensor:
+    """FedProx, Eq. (2): mu / 2 times the squared distance from the received parameters.
+
+    Args:
+        module: in training.
+        received: its parameters as they arrived, by name.
+        tricks: the strength mu and the form of the distance.
+        trained: names of the parameters that are trained; by default those that require a gradient.
+    """
     total: Tensor | float = 0.0
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad if trained is None else name in trained:
             square = (parameter - received[name]).square()
             total = total + (square.sum() if tricks.proximal_form == "sum" else square.mean())
     return torch.as_tensor(total * (tricks.proximal / 2))

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +20,7 @@ from torch import nn
 from anysize import checkpoint as checkpoints
 from anysize import config as configs
 from anysize import directory as directories
+from anysize import stacking
 from anysize.checkpoint import Checkpoint
 from anysize.context import Levels, Size
 from anysize.cost import Cost, first_fitting
@@ -30,6 +31,7 @@ from anysize.engines import Engine, InProcess
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
+from anysize.engines.stacked import Stacked
 from anysize.errors import CheckpointError, ConfigError, unknown
 from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
 from anysize.exams import finished
@@ -352,7 +354,7 @@ class _Runner:
     def _tried(self, resume: bool, overwrite: bool) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
         experiment = self._experiment
-        _check_engine(experiment.config.engine.name)
+        _check_engine(experiment.config)
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
         if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
@@ -363,6 +365,8 @@ class _Runner:
             self._check_resumable()
         else:
             directories.check_free(self._directory, overwrite)
+        if experiment.config.training.stack > 1:
+            stacking.check(experiment.context, experiment.method)
         self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
         self._costs = {size.label: experiment.cost(size, state=fresh) for size in experiment.context.sizes}
@@ -405,11 +409,15 @@ class _Runner:
         return current
 
     def _engine(self, current: Checkpoint) -> Engine:
+        engine, stack = self._plain_engine(current), self._experiment.config.training.stack
+        return engine if stack == 1 else Stacked(engine, stack, self._experiment.shares.samples)
+
+    def _plain_engine(self, current: Checkpoint) -> Engine:
         experiment, options = self._experiment, self._experiment.config.engine
-        if options.name == "processes":
+        if options.name != "inprocess":
             reason = obstacle(experiment)
             if reason is None:
-                return Processes(experiment, current.kept, options.workers)
+                return engine_kind(options.name)(experiment, current.kept, options.workers)
             self._on_event({"event": "notice", "text": f"clients run in this process, one after another: {reason}"})
         return InProcess(experiment.context, experiment.method, experiment.shares, current.kept)
 
@@ -666,9 +674,24 @@ def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
         raise CheckpointError(f"the checkpoint in {directory} is damaged: {error}") from None
 
 
-def _check_engine(name: str) -> None:
-    if name not in ("inprocess", "processes"):
-        raise ConfigError(f"engine.name = '{name}' is not part of this version; known: inprocess, processes")
+def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int | None], Engine]:
+    """The engine of that name that runs clients in other processes; an error if it needs what is not installed."""
+    if name == "flower":
+        from anysize.engines.flower import Flower  # an extra
+
+        return Flower
+    return Processes
+
+
+def _check_engine(config: configs.ExperimentConfig) -> None:
+    """Refuses an engine that is not there, or that cannot do what the experiment asks."""
+    if config.engine.name == "flower":
+        engine_kind("flower")
+    if config.engine.name == "flower" and config.training.stack > 1:
+        raise ConfigError(
+            f"training.stack = {config.training.stack}: on Flower every client trains by itself; the engines inprocess "
+            "and processes stack clients"
+        )
 
 
 def _version(package: str) -> str:

@@ -11,9 +11,9 @@ import torch
 from anysize.context import Context
 from anysize.data import Shares
 from anysize.engines.base import Engine
-from anysize.local import perform
 from anysize.methods.base import Method, SubModel, Update
 from anysize.profiling import measuring
+from anysize.stacking import perform_any
 from anysize.wire import Tensors
 
 
@@ -37,9 +37,7 @@ class InProcess(Engine):
         for sub_model in sub_models:
             client = int(sub_model.ticket["client"])
             with one_thread(), measuring(None):  # a client's time is all one stage, as with workers
-                update = perform(
-                    self._context, self._method, sub_model, self._shares.share(client), self._kept.get(client)
-                )
+                update = perform_any(self._context, self._method, sub_model, self._shares, self._kept.get(client))
             yield update
 
 

@@ -105,7 +105,7 @@ class Processes(Engine):
         self._names = 0
         self._free = deque(range(2 * self._count))
         self._key = secrets.token_bytes(32)
-        self._hello = json.dumps(_hello(experiment, self._home.path)).encode()
+        self._hello = json.dumps(described(experiment, self._home.path)).encode()
         self._listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
         self._workers: list[_Worker] = []
         processes: list[subprocess.Popen[bytes]] = []
@@ -246,7 +246,7 @@ class Processes(Engine):
     def _answer(self, worker: _Worker) -> Update | Sums:
         answer = json.loads(worker.connection.recv_bytes())
         if "error" in answer:
-            raise _raised(answer)
+            raise raised(answer)
         if "sums" in answer:
             sums: Sums = answer["sums"]
             return sums
@@ -305,7 +305,7 @@ class Processes(Engine):
                     f"a worker ended with code {code} while it started; is there enough memory?"
                 ) from None
             if "error" in answer:
-                raise _raised(answer)
+                raise raised(answer)
         return workers
 
 
@@ -321,7 +321,8 @@ def obstacle(experiment: Experiment) -> str | None:
     return None
 
 
-def _hello(experiment: Experiment, home: Path) -> Json:
+def described(experiment: Experiment, home: Path) -> Json:
+    """All that another process must know of an experiment; training data in memory is put into a file in `home`."""
     folder = experiment.config.folder
     part = _tensor_part(experiment)
     data: Json | None = None
@@ -382,7 +383,7 @@ def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Con
     raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
 
 
-def _raised(answer: Json) -> Exception:
+def raised(answer: Json) -> Exception:
     """The worker's error as the one that would have been raised here."""
     kind = getattr(errors, answer["kind"] or "", None)
     if isinstance(kind, type) and issubclass(kind, AnysizeError):

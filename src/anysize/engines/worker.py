@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from anysize.config import loads
-from anysize.context import Size
+from anysize.context import Context, Size
 from anysize.data import Data, TensorPart
 from anysize.engines import shared
 from anysize.engines.memory import hold_memory
 from anysize.errors import AnysizeError
 from anysize.exams import Exam, Examiner, Subject
 from anysize.experiment import Experiment, Signature, evaluation_part
-from anysize.local import perform
 from anysize.methods.base import SubModel
+from anysize.stacking import perform_any
 from anysize.wire import Json, dump
 
 KEY = "ANYSIZE_WORKER_KEY"
@@ -75,13 +75,11 @@ class Desk:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._context, self._method = experiment.context.for_client(), experiment.method
-        self._shares = experiment.shares
+        self._method, self._shares = experiment.method, experiment.shares
+        self._context = client_context(experiment)
         self._slots: dict[int, tuple[str, torch.Tensor]] = {}
         self._examiner: Examiner | None = None
         self._subject: tuple[str, Subject] | None = None
-        for part in ("context", "model", "_template"):  # the full network's weights have no place on a client
-            experiment.__dict__.pop(part, None)
 
     def performed(self, message: Json) -> list[bytes]:
         """The answers about one client."""
@@ -89,9 +87,8 @@ class Desk:
         memory = self._slot(message["slot"], message["file"])
         sub_model = SubModel(shared.get(message["layout"], memory), message["ticket"])
         kept = shared.get(message["kept"], memory)
-        client = int(sub_model.ticket["client"])
-        with self._experiment.blamed(f"round {sub_model.ticket['round']}, client {client}"):
-            update = perform(self._context, self._method, sub_model, self._shares.share(client), kept)
+        with self._experiment.blamed(f"round {sub_model.ticket['round']}, client {sub_model.ticket['client']}"):
+            update = perform_any(self._context, self._method, sub_model, self._shares, kept)
         need = shared.space(update.tensors) + shared.space(update.keep)
         if message["up"] + need > len(memory):
             return [b'{"blobs":true}', dump(update.tensors, update.ticket), dump(update.keep, {})]
@@ -129,6 +126,14 @@ class Desk:
         self._subject = None
         if self._examiner is not None:
             self._examiner.forget()
+
+
+def client_context(experiment: Experiment) -> Context:
+    """What a client knows of the experiment; the full network's weights, which have no place there, are forgotten."""
+    context = experiment.context.for_client()
+    for part in ("context", "model", "_template"):
+        experiment.__dict__.pop(part, None)
+    return context
 
 
 def experiment_of(hello: Json) -> Experiment:

@@ -1,0 +1,171 @@
+"""The standard job on Flower's own simulation and on ours, each in a process of its own.
+
+Flower's side is what its users write: a ClientApp that trains with a plain PyTorch loop and a ServerApp that owns the
+rounds. Server mathematics, sub-models, clients and data are the same on both sides; so are two clients at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.bench import plain_training, round_clients, standard_job
+
+from anysize.engines.memory import hold_memory
+from anysize.engines.processes import Processes
+from anysize.experiment import Experiment
+from anysize.methods.base import Client, SubModel, Update
+from anysize.round import run_round
+
+MISSING = "Flower is not installed, so nothing is compared with it: make bench installs it, or pip install '.[bench]'"
+ROUNDS = 10
+WORKERS = 2
+_RATE = 0.05
+_ROOT = Path(__file__).parents[1]
+_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+_POLL_SECONDS = 0.01
+
+
+def against_flower() -> dict[str, Any]:
+    """Seconds of ten rounds after a first one, and of the whole job from the start of its process to the end."""
+    if find_spec("flwr") is None or find_spec("ray") is None:
+        print(MISSING)
+        return {"missing": MISSING}
+    found = {}
+    for method in ("heterofl", "flanc"):
+        flower, ours = _measured("on_flower", method), _measured("on_processes", method)
+        found[method] = {
+            "ours_round_seconds": ours["round_seconds"],
+            "flower_round_seconds": flower["round_seconds"],
+            "times_faster": flower["round_seconds"] / ours["round_seconds"],
+            "ours_job_seconds": ours["job_seconds"],
+            "flower_job_seconds": flower["job_seconds"],
+            "times_faster_with_start": flower["job_seconds"] / ours["job_seconds"],
+        }
+    return found
+
+
+def on_flower(method: str) -> None:
+    """Runs the standard job on Flower's simulation and prints each round's seconds as JSON."""
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    client, server = ClientApp(), ServerApp()
+    client.train()(train)
+    seconds: list[float] = []
+
+    @server.main()
+    def main(grid: Any, context: Any) -> None:
+        made = standard_job(method)
+        nodes = _nodes(grid, made.config.data.clients or 1)
+        seconds.extend(_rounds(made, lambda state, clients: _round(grid, nodes, made, state, clients)))
+
+    resources = {"init_args": {"num_cpus": WORKERS}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    clients = standard_job(method).config.data.clients or 1
+    run_simulation(server, client, clients, backend_config=resources)
+    print(json.dumps(seconds))
+
+
+def on_processes(method: str) -> None:
+    """Runs the standard job on our worker processes and prints each round's seconds as JSON."""
+    hold_memory()
+    torch.set_num_threads(1)
+    made = standard_job(method)
+    with Processes(made, {}, WORKERS) as engine:
+        seconds = _rounds(
+            made, lambda state, clients: run_round(made.context, made.method, state, clients, engine, _RATE)[0]
+        )
+    print(json.dumps(seconds))
+
+
+def train(message: Any, context: Any) -> Any:
+    """One client: the sub-model that came, trained as one writes it without a framework."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+    ticket = json.loads(message.content["config"]["ticket"])
+    made = _known(ticket["method"])
+    sub_model = SubModel(dict(message.content["arrays"].to_torch_state_dict()), ticket)
+    trained = plain_training(made, sub_model)
+    ticket |= {"samples": made.shares.samples(ticket["client"])}
+    content = {"arrays": ArrayRecord(trained), "config": ConfigRecord({"ticket": json.dumps(ticket)})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+@cache
+def _known(method: str) -> Experiment:
+    """The job as a client's process knows it, made once in each."""
+    return standard_job(method)
+
+
+def _rounds(made: Experiment, one: Callable[[Any, list[Client]], Any]) -> list[float]:
+    """Seconds of every round, the state going from one to the next."""
+    state, seconds = made.method.init(made.context), []
+    for number in range(1, ROUNDS + 2):
+        began = time.perf_counter()
+        state = one(state, round_clients(made, number))
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _round(grid: Any, nodes: list[int], made: Experiment, state: Any, clients: list[Client]) -> Any:
+    """The state after one round on Flower."""
+    ids = list(grid.push_messages(_messages(nodes, made, state, clients)))
+    return made.method.aggregate(made.context, state, _answers(grid, ids))
+
+
+def _messages(nodes: list[int], made: Experiment, state: Any, clients: list[Client]) -> Iterator[Any]:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+    records: dict[str, Any] = {}  # clients of one size get the same tensors: one record serves them all
+    for client in clients:
+        sub_model = made.method.extract(made.context, state, client)
+        record = records.setdefault(client.size.label, ArrayRecord(dict(sub_model.tensors)))
+        ticket = sub_model.ticket | {"method": made.config.method.name}
+        content = RecordDict({"arrays": record, "config": ConfigRecord({"ticket": json.dumps(ticket)})})
+        yield Message(content, dst_node_id=nodes[client.id], message_type=MessageType.TRAIN)
+
+
+def _answers(grid: Any, ids: list[str]) -> Iterable[Update]:
+    """The updates in the order of the messages, each as soon as those before it are there."""
+    came: dict[str, Any] = {}
+    for wanted in ids:
+        while wanted not in came:
+            answers = list(grid.pull_messages([i for i in ids if i not in came]))
+            came |= {answer.metadata.reply_to_message_id: answer for answer in answers}
+            if not answers:
+                time.sleep(_POLL_SECONDS)
+        answer = came[wanted]
+        if answer.has_error():
+            raise RuntimeError(f"a client failed on Flower: {answer.error.reason}")
+        tensors = answer.content["arrays"].to_torch_state_dict()
+        yield Update(dict(tensors), json.loads(answer.content["config"]["ticket"]))
+
+
+def _nodes(grid: Any, count: int) -> list[int]:
+    """The ids of all nodes, as soon as they are there."""
+    while len(nodes := list(grid.get_node_ids())) < count:
+        time.sleep(_POLL_SECONDS)
+    return nodes
+
+
+def _measured(function: str, method: str) -> dict[str, float]:
+    """What a new process measured: seconds of a round without the first, and of the whole process."""
+    command = [sys.executable, "-c", f"from benchmarks.flower_peer import {function}; {function}({method!r})"]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=_ROOT, env=os.environ | _QUIET, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{function}({method!r}) failed:\n{done.stderr[-4000:]}")
+    job = time.perf_counter() - began
+    rounds = json.loads(done.stdout.splitlines()[-1])
+    return {"round_seconds": statistics.median(rounds[1:]), "job_seconds": job}

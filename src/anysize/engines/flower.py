@@ -1,0 +1,259 @@
+"""Clients on Flower: the only file that imports flwr.
+
+In a simulation Flower's virtual nodes are no particular clients: each takes whatever client it is sent, since any
+process can be told of the experiment. So a million registered clients need no million nodes, and as many clients as
+workers train at a time. The ticket and the tensors travel as one JSON text and one safetensors blob; nothing is
+pickled by us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anysize.engines import shared
+from anysize.engines.base import Engine
+from anysize.engines.inprocess import one_thread
+from anysize.engines.memory import hold_memory
+from anysize.engines.processes import described, raised
+from anysize.engines.worker import client_context, experiment_of, failure
+from anysize.errors import AnysizeError, ConfigError
+from anysize.local import perform
+from anysize.methods.base import SubModel, Update
+from anysize.profiling import stage
+from anysize.wire import Json, Tensors, dump, load
+
+if TYPE_CHECKING:
+    from anysize.experiment import Experiment
+
+_SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+for _name, _value in _SETTINGS.items():  # they are read when flwr and ray are imported
+    os.environ.setdefault(_name, _value)
+
+MISSING = "engine.name = 'flower' needs Flower, which is not installed: pip install 'anysize[flower]'"
+if find_spec("flwr") is None or find_spec("ray") is None:
+    raise ConfigError(MISSING)
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+from flwr.simulation import run_simulation  # noqa: E402
+
+_START_SECONDS = 180
+_POLL_SECONDS = 0.02
+
+client_app = ClientApp()
+"""What runs on every node: one function for the three client tasks."""
+
+
+@client_app.train()
+def perform_message(message: Message, context: Context) -> Message:
+    """Does what the ticket asks and answers with the update, or with the error that ended it."""
+    note, tensors, kept = unpacked(message.content)
+    try:
+        update = _known(note["hello"]).answer(SubModel(tensors, note["ticket"]), kept)
+    except Exception as error:
+        return Message(packed({"failure": json.loads(failure(error))}), reply_to=message)
+    return Message(packed({"ticket": update.ticket}, update.tensors, update.keep), reply_to=message)
+
+
+class _Knowledge:
+    """What a node's process knows of an experiment."""
+
+    def __init__(self, hello: Json) -> None:
+        hold_memory()
+        if hello["data"] is not None and not Path(hello["data"]["file"]).exists():
+            hello = hello | {"data": None}  # another machine of the cluster: it loads the data by name
+        self._experiment = experiment_of(hello)
+        self._method, self._shares = self._experiment.method, self._experiment.shares
+        self._context = client_context(self._experiment)
+
+    def answer(self, sub_model: SubModel, kept: Tensors) -> Update:
+        """What a client makes of a sub-model."""
+        ticket = sub_model.ticket
+        share = self._shares.share(int(ticket["client"]))
+        with one_thread(), self._experiment.blamed(f"round {ticket['round']}, client {ticket['client']}"):
+            return perform(self._context, self._method, sub_model, share, kept)
+
+
+@cache
+def _known(hello: str) -> _Knowledge:
+    return _Knowledge(json.loads(hello))
+
+
+def packed(note: Json, tensors: Mapping[str, Any] | None = None, kept: Mapping[str, Any] | None = None) -> RecordDict:
+    """A note and tensors as Flower's records; `unpacked` is the inverse."""
+    arrays = {"tensors": _array(dump(tensors or {}, {})), "kept": _array(dump(kept or {}, {}))}
+    return RecordDict({"arrays": ArrayRecord(arrays), "note": ConfigRecord({"json": json.dumps(note)})})
+
+
+def unpacked(content: RecordDict) -> tuple[Json, Tensors, Tensors]:
+    """The note and the tensors that travel and that stay; an error if the records are not ours."""
+    try:
+        note = json.loads(str(content["note"]["json"]))
+        blobs = [content["arrays"][name].data for name in ("tensors", "kept")]  # type: ignore[union-attr]
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise AnysizeError(f"a message is not one of anysize's ({type(error).__name__}: {error})") from None
+    tensors, kept = (load(blob)[0] for blob in blobs)
+    return note, tensors, kept
+
+
+def _array(blob: bytes) -> Array:
+    return Array(dtype="uint8", shape=(len(blob),), stype="safetensors", data=blob)
+
+
+class Flower(Engine):
+    """Runs clients on Flower's simulation: on this machine, or on the Ray cluster that RAY_ADDRESS names.
+
+    Networks are tested in this process: a node would have to be sent the whole state with every exam.
+
+    Args:
+        experiment: one that other processes can be told about.
+        kept: what stayed with each client, by its id.
+        workers: how many clients train at a time; by default one per core.
+    """
+
+    def __init__(self, experiment: Experiment, kept: Mapping[int, Tensors], workers: int | None = None) -> None:
+        self._kept = kept
+        self._home = shared.folder()
+        self._hello = json.dumps(described(experiment, self._home.path))
+        self._simulation = _Simulation(workers or os.cpu_count() or 1)
+        try:
+            self._grid, self._nodes = self._simulation.started()
+        except BaseException:
+            self.close()
+            raise
+
+    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
+        free, waiting = deque(self._nodes), deque[tuple[str, int]]()
+        came: dict[str, Update] = {}
+        source = iter(sub_models)
+        more = True
+        while more or waiting:
+            while more and free:
+                sub_model = next(source, None)
+                more = sub_model is not None
+                if sub_model is not None:
+                    node = free.popleft()
+                    waiting.append((self._send(sub_model, node), node))
+            if not waiting:
+                return
+            wanted, node = waiting[0]
+            while wanted not in came:
+                self._collect([sent for sent, _ in waiting if sent not in came], came)
+            waiting.popleft()
+            yield came.pop(wanted)
+            free.append(node)
+
+    def close(self) -> None:
+        """Ends the simulation and every process that it started."""
+        self._simulation.stop()
+        self._home.cleanup()
+
+    def _send(self, sub_model: SubModel, node: int) -> str:
+        with stage("send"):
+            kept = self._kept.get(int(sub_model.ticket["client"]))
+            content = packed({"hello": self._hello, "ticket": sub_model.ticket}, sub_model.tensors, kept)
+            (sent,) = self._grid.push_messages([Message(content, dst_node_id=node, message_type=MessageType.TRAIN)])
+        return sent
+
+    def _collect(self, sent: list[str], came: dict[str, Update]) -> None:
+        """Takes the answers that are there, or waits a moment for one."""
+        answers = list(self._grid.pull_messages(sent))
+        if not answers:
+            self._simulation.check()
+            time.sleep(_POLL_SECONDS)
+        for answer in answers:
+            came[answer.metadata.reply_to_message_id] = _update_of(answer)
+
+
+def _update_of(answer: Message) -> Update:
+    """The update in an answer; an error if the node could not even answer."""
+    if answer.has_error():
+        raise AnysizeError(f"a node of Flower failed: {answer.error.reason}")
+    return update_in(answer.content)
+
+
+def update_in(content: RecordDict) -> Update:
+    """The update in a node's records; raises what was raised on the node."""
+    note, tensors, kept = unpacked(content)
+    if "failure" in note:
+        raise raised(note["failure"])
+    return Update(tensors, note["ticket"], kept)
+
+
+class _Simulation:
+    """Flower's simulation in a thread, whose server hands its grid to us and waits until we have done."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._done = threading.Event()
+        self._grids: queue.Queue[Grid] = queue.Queue()
+        self._error: BaseException | None = None
+        self._path = os.environ.get("PYTHONPATH")
+        self._thread = threading.Thread(target=self._run, name="flower", daemon=True)
+        self._thread.start()
+
+    def started(self) -> tuple[Grid, list[int]]:
+        """The grid and the ids of its nodes, two for each worker, as soon as they are there."""
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            self.check()
+            try:
+                grid = self._grids.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            while len(nodes := sorted(grid.get_node_ids())) < 2 * self._workers:
+                self.check()
+                time.sleep(_POLL_SECONDS)
+            return grid, nodes
+        raise AnysizeError(f"Flower's simulation did not start within {_START_SECONDS} s")
+
+    def check(self) -> None:
+        """Raises if the simulation has ended before its time."""
+        if self._error is not None or not self._thread.is_alive():
+            raise AnysizeError(f"Flower's simulation ended: {self._error}") from self._error
+
+    def stop(self) -> None:
+        """Lets the server end, and waits for what Flower does then."""
+        self._done.set()
+        self._thread.join()
+        # Flower puts all of sys.path into the environment, for its processes; ours should not inherit that.
+        if self._path is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = self._path
+
+    def _run(self) -> None:
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            self._grids.put(grid)
+            self._done.wait()
+
+        cluster = "RAY_ADDRESS" in os.environ
+        options: dict[str, Any] = {
+            "init_args": {} if cluster else {"num_cpus": self._workers},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        }
+        getLogger("flwr").setLevel(ERROR)
+        try:
+            run_simulation(server, client_app, 2 * self._workers, backend_config=options)
+        except BaseException as error:
+            self._error = error

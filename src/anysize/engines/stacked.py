@@ -1,0 +1,38 @@
+"""Another engine that is given stacks of clients instead of single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from anysize.engines.base import Engine
+from anysize.exams import Examination
+from anysize.methods.base import SubModel, Update
+from anysize.stacking import parts_of, stacks
+from anysize.tasks import Sums
+
+
+class Stacked(Engine):
+    """Stacks neighbours of equal shape, lets an engine run them, and takes its answers apart again.
+
+    Args:
+        engine: runs a stack as it runs a sub-model.
+        limit: clients in a stack at most.
+        samples: how many samples a client trains on.
+    """
+
+    def __init__(self, engine: Engine, limit: int, samples: Callable[[int], int]) -> None:
+        self._engine = engine
+        self._limit = limit
+        self._samples = samples
+
+    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
+        for update in self._engine.perform(stacks(sub_models, self._limit, self._samples)):
+            yield from parts_of(update)
+
+    def examine(self, examination: Examination) -> Iterator[Sums]:
+        """The sums of each exam, by the engine below."""
+        return self._engine.examine(examination)
+
+    def close(self) -> None:
+        """Closes the engine below."""
+        self._engine.close()
