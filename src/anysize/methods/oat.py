@@ -11,7 +11,7 @@ here at the width that the weakest device can train.
     gamma, beta     elastic.film.Film.film          (samples, 2 channels)
     BN_c, BN_a      Dual.network, Dual.noise        a batch-norm each
 
-Equation index: Eq. (3), (1 - lambda) L(f(x), y) + lambda L(f(x + delta), y) over samples and lambda -> `OAT.loss`;
+Index: the objective, (1 - lambda) L(f(x), y) + lambda L(f(x + delta), y) over samples and lambda -> `OAT.loss`;
 sampling lambda -> `drawn`; the conditional layer gamma BN(x) + beta -> `elastic.film.Film`; dual batch-norm, BN_c for
 lambda = 0 and BN_a for all others -> `Conditional.given`; the network at one lambda -> `elastic.film.conditioned`.
 
@@ -92,7 +92,7 @@ def drawn(values: Sequence[float], samples: int, random: torch.Generator) -> lis
 def weighed(
     outputs: Tensor, batch: Batch, places: Sequence[int], weight: Callable[[int], float], step: Step
 ) -> Tensor | float:
-    """One side of Eq. (3): the mean over samples of the weight of each one's lambda times its loss.
+    """One side of the objective: the mean over samples of the weight of each one's lambda times its loss.
 
     Args:
         outputs: of one pass over all samples.
@@ -153,7 +153,7 @@ class OAT(Method[OATState]):
         return fill(self._structure(context), sub_model.tensors)
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """Eq. (3), by the batch-norm that a sample's lambda asks for."""
+        """The objective, by the batch-norm that a sample's lambda asks for."""
         assert isinstance(module, Conditional)
         assert step.attack is not None
         samples = len(batch.y)
