@@ -104,11 +104,10 @@ def test_a_worker_that_is_killed_is_replaced_and_its_client_is_trained_again() -
 def test_calibration_statistics_are_the_same_on_both_engines() -> None:
     made = experiment("heterofl", training={"batch_size": 16})
     state = made.method.init(made.context)
-    widths = {name: size.width for name, size in made.size_of_group.items()}
     inside = InProcess(made.context, made.method, made.shares, {})
-    expected = calibrated(made.context, made.method, state, inside, made.fleet, widths, 1, 5)
+    expected = calibrated(made.context, made.method, state, inside, made.fleet, made.size_of_group, 1, 5)
     with Processes(made, {}, workers=2) as engine:
-        found = calibrated(made.context, made.method, state, engine, made.fleet, widths, 1, 5)
+        found = calibrated(made.context, made.method, state, engine, made.fleet, made.size_of_group, 1, 5)
     assert expected.keys() == found.keys()
     for label, statistics in expected.items():
         assert dump(statistics.tensors(), {}) == dump(found[label].tensors(), {})
@@ -158,12 +157,11 @@ def test_an_engine_that_was_left_in_the_middle_says_so() -> None:
 def test_workers_measure_with_the_statistics_that_were_calibrated() -> None:
     made = experiment("heterofl", model={"name": "small-cnn", "options": {"channels": [4, 8]}})
     state = made.method.init(made.context)
-    widths = {name: size.width for name, size in made.size_of_group.items()}
     assert made.data is not None
     test = made.data.test
     assert test is not None
     with Processes(made, {}, workers=2) as engine:
-        statistics = calibrated(made.context, made.method, state, engine, made.fleet, widths, 1, 3)
+        statistics = calibrated(made.context, made.method, state, engine, made.fleet, made.size_of_group, 1, 3)
         found = on_test(made.context, made.method, state, test, statistics, 500, engine=engine)
     assert found == on_test(made.context, made.method, state, test, statistics, 500)
     assert found != on_test(made.context, made.method, state, test, {}, 500)
