@@ -14,7 +14,7 @@ START, END = "<!-- speed table -->\n", "<!-- end of speed table -->"
 
 def table(results: Mapping[str, Any]) -> str:
     """The table in Markdown: what was measured, how much, and what is asked for."""
-    lines = ["| what | measured | asked |", "| --- | ---: | ---: |"]
+    lines = ["| what | measured | aim |", "| --- | ---: | ---: |"]
     lines += [f"| {what} | {measured} | {asked} |" for what, measured, asked in rows(results)]
     about = results["machine"]
     where = f"{about['processor']}, {about['cores']} cores, PyTorch {about['torch']}"

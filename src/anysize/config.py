@@ -821,7 +821,7 @@ class ExperimentConfig(Table):
     """Where every random choice starts."""
     rounds: Count = 100
     """How many rounds the run has."""
-    evaluate_every: Count = 10
+    evaluate_every: Count = 25
     """Rounds from one evaluation to the next."""
     checkpoint_every: Count = 1
     """Rounds from one checkpoint to the next; what was done since the last one is done again after a resume."""

@@ -125,7 +125,7 @@ class Experiment:
         name: str = "experiment",
         seed: int = 0,
         rounds: int = 100,
-        evaluate_every: int = 10,
+        evaluate_every: int = 25,
         checkpoint_every: int = 1,
     ) -> None:
         """Takes what the tables of an experiment file take, and live objects.
