@@ -41,6 +41,7 @@ _SETTINGS = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # Ray's own, 15, hardly gets a turn on a machine that does anything else
 }
 for _name, _value in _SETTINGS.items():  # they are read when flwr and ray are imported
     os.environ.setdefault(_name, _value)
