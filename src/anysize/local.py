@@ -130,7 +130,8 @@ def calibrate(
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
     order = order[: sub_model.ticket.get("calibration_samples")]
-    drawn = (draw(share.train, index) for index in batches(order, context.training.batch_size))
+    fixed = any(name.startswith(_STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
+    drawn = (draw(share.train, i) for i in batches(order, _EVALUATION_BATCH if fixed else context.training.batch_size))
     found = collect(module, (batch.x.to(context.device) for batch in drawn))
     if len(order) == 1:  # it stood twice in its batch
         found = replace(found, counts=tuple(count / 2 for count in found.counts))

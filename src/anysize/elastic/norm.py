@@ -87,10 +87,13 @@ def collect(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0].detach()
             axes = [axis for axis in range(x.dim()) if axis != 1]
-            wide = x.double()
-            sums[position][0] += x.numel() / x.shape[1]
-            sums[position][1] += wide.sum(axes)
-            sums[position][2] += wide.square().sum(axes)
+            count = x.numel() / x.shape[1]
+            mean = x.mean(axes, keepdim=True)
+            spread = (x - mean).square_().mean(axes).double()  # around the mean, where single precision is enough
+            mean = mean.flatten().double()
+            sums[position][0] += count
+            sums[position][1] += mean * count
+            sums[position][2] += (spread + mean.square()) * count
 
         return hook
 
