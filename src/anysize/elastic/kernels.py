@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from anysize.elastic.basis import key, owners_of, unkey
+from anysize.elastic.skeleton import fill
 from anysize.errors import ModelError
 
 Reshape = Literal["rows", "square"]
@@ -271,6 +272,18 @@ class Factorised(nn.Module):
             return torch.zeros(())
         total = sum(squared_norm(left, self.right[name]) for name, left in self.left.items())
         return torch.as_tensor(total * (self.decay / 2))
+
+
+def factorised_network(skeleton: nn.Module, tensors: Mapping[str, Tensor], decay: float) -> nn.Module:
+    """The trainable network of the tensors that `named` made: its factors run, its whole weights never exist."""
+    own = sides(tensors)
+    return fill(Factorised(skeleton, own["left"], own["right"], decay), tensors)
+
+
+def recomposed_network(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The ordinary network of the same tensors: every weight the product of its factors."""
+    own = sides(tensors)
+    return fill(skeleton, recomposed(own["left"], own["right"]) | own["network"])
 
 
 def sides(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

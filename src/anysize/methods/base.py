@@ -98,6 +98,11 @@ class SubModel:
         """The width of the network that the client will build."""
         return float(self.ticket["width"])
 
+    @property
+    def finished(self) -> bool:
+        """Whether the client is asked about the finished network (calibrate, evaluate) rather than to train."""
+        return self.ticket.get("task") in ("calibrate", "evaluate")
+
 
 @dataclass(frozen=True)
 class Update:
@@ -300,8 +305,7 @@ def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> 
         sub_model: what the client received.
         own: names of tensors that every network has for itself.
     """
-    alone = sub_model.ticket.get("task") in ("calibrate", "evaluate")
-    widths = [sub_model.width] if alone else widths_up_to(context, sub_model.width)
+    widths = [sub_model.width] if sub_model.finished else widths_up_to(context, sub_model.width)
     return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
 
 

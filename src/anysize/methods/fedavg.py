@@ -78,7 +78,7 @@ class FedAvg(Method[FedAvgState]):
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         widths = self._widths(context)
         chosen = dict(enumerate(widths))
-        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):  # one network is asked about, not all
+        if sub_model.finished:  # one network is asked about, not all
             width = next((s.width for s in self.sizes(context) if s.label == sub_model.ticket["size"]), widths[0])
             chosen = {widths.index(width): width}
         tensors = {name: t for name, t in sub_model.tensors.items() if int(name.partition(".")[0]) in chosen}

@@ -33,7 +33,17 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from anysize.context import Context, Size
-from anysize.elastic.kernels import Factorised, Reshape, named, principal_kernels, rank, recomposed, sides
+from anysize.elastic.kernels import (
+    Factorised,
+    Reshape,
+    factorised_network,
+    named,
+    principal_kernels,
+    rank,
+    recomposed,
+    recomposed_network,
+    sides,
+)
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
 from anysize.methods.base import (
@@ -105,11 +115,10 @@ class FedHM(Method[FedHMState]):
         return sub_model(client, named(left, right, rest), width=1.0, keep=client.size.width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        own, skeleton = sides(sub_model.tensors), context.skeleton(1.0)
-        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):  # the finished network is asked about
-            return fill(skeleton, recomposed(own["left"], own["right"]) | own["network"])
-        decay = self.frobenius * context.training.weight_decay
-        return fill(Factorised(skeleton, own["left"], own["right"], decay), sub_model.tensors)
+        skeleton = context.skeleton(1.0)
+        if sub_model.finished:
+            return recomposed_network(skeleton, sub_model.tensors)
+        return factorised_network(skeleton, sub_model.tensors, self.frobenius * context.training.weight_decay)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Factors have no weight decay of their own, which would not be a decay of their product."""

@@ -218,7 +218,7 @@ class FLANC(Method[FLANCState]):
         """The networks of all widths that the client may draw; of the largest alone where it only runs that."""
         by_width = _by_width(context, sub_model.tensors, sub_model.width)
         basis = _parts(by_width[-1][1])["basis"]
-        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+        if sub_model.finished:
             by_width = by_width[-1:]
         networks = [
             Composed(context.skeleton(width), basis, _parts(tensors)["coefficients"], self._way(context))

@@ -148,7 +148,7 @@ class OAT(Method[OATState]):
         return sub_model(client, state.tensors, width=context.sizes[0].width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+        if sub_model.finished:
             return self._network(context, sub_model.tensors, None)
         return fill(self._structure(context), sub_model.tensors)
 

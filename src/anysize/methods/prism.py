@@ -56,6 +56,7 @@ from anysize.elastic.kernels import (
     Factorised,
     Sampling,
     draw,
+    factorised_network,
     importance,
     named,
     needed_kernels,
@@ -63,6 +64,7 @@ from anysize.elastic.kernels import (
     rank,
     recompose,
     recomposed,
+    recomposed_network,
     sides,
 )
 from anysize.elastic.skeleton import fill
@@ -196,11 +198,10 @@ class PriSM(Method[PriSMState]):
         return sub_model(client, named(*tensors), width=width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        own, skeleton = sides(sub_model.tensors), context.skeleton(sub_model.width)
-        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):  # the finished network is asked about
-            return fill(skeleton, recomposed(own["left"], own["right"]) | own["network"])
-        decay = self.frobenius * context.training.weight_decay
-        return fill(Factorised(skeleton, own["left"], own["right"], decay), sub_model.tensors)
+        skeleton = context.skeleton(sub_model.width)
+        if sub_model.finished:
+            return recomposed_network(skeleton, sub_model.tensors)
+        return factorised_network(skeleton, sub_model.tensors, self.frobenius * context.training.weight_decay)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Factors have no weight decay of their own, which would not be a decay of their product."""

@@ -154,7 +154,7 @@ class SplitMix(Method[SplitMixState]):
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         chosen, base = sub_model.ticket["bases"], context.skeleton(self._width(context))
         parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
-        if sub_model.ticket.get("task") in ("calibrate", "evaluate"):
+        if sub_model.finished:
             return Networks({name: self._network(context, own, None) for name, own in parts.items()})
         # What is only counted stays apart: torch counts a grouped convolution's weight gradient as an ungrouped one's.
         counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
