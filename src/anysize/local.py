@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch
@@ -305,11 +305,10 @@ def layout(module: nn.Module) -> nn.Module:
     numbers of channels. Such a layer is given every s-th pixel instead, which is the same function. A ReLU behind a
     layer that does not need its own output again writes into it: the same bits with less memory to go through.
     """
-    for container in module.modules():
-        if isinstance(container, nn.Sequential):
-            for layer, after in pairwise(container):
-                if isinstance(after, nn.ReLU) and isinstance(layer, nn.Conv2d | nn.Linear | _BatchNorm):
-                    after.inplace = True
+    chains = (container for container in module.modules() if isinstance(container, nn.Sequential))
+    for layer, after in chain.from_iterable(pairwise(container) for container in chains):
+        if isinstance(after, nn.ReLU) and isinstance(layer, nn.Conv2d | nn.Linear | _BatchNorm):
+            after.inplace = True
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d) and _strides_over_pixels(layer):
             layer.register_forward_pre_hook(_EveryPixel(*(int(step) for step in layer.stride)))
