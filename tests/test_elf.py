@@ -311,7 +311,7 @@ def test_a_run_on_digits_learns_at_every_depth_resumes_and_is_cut(tmp_path: Path
     whole = az.run(Experiment.from_config(small.config(**changes)), out=tmp_path / "whole")
     accuracy = whole.history[-1]["accuracy"]
     assert set(accuracy) == {"shallow", "deep"}
-    assert max(accuracy.values()) > 0.5
+    assert min(accuracy.values()) > 0.5
     az.run(Experiment.from_config(small.config(**changes | {"rounds": 3})), out=tmp_path / "parts")
     parts = az.run(Experiment.from_config(small.config(**changes)), out=tmp_path / "parts", resume=True)
     assert all(torch.equal(t, parts.state.tensors[n]) for n, t in whole.state.tensors.items())
