@@ -159,6 +159,16 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     _print_notices(made["notices"])
 
 
+def _print_missing(found: Mapping[str, Any]) -> None:
+    """How often devices were missing, and who was at last."""
+    last = found["last_missing"]
+    _say(f"{found['missing']} answers missing so far; at round {last['round']}:")
+    for entry in last["missing"]:
+        _say(f"  client {entry['client']} ({entry['task']}): {entry['why']}")
+    if found["void"]:
+        _say(f"rounds that changed nothing, since too few answered: {', '.join(map(str, found['void']))}")
+
+
 def _ways(groups: list[dict[str, Any]]) -> list[str]:
     """A line per group that computes some layers in a way of their own: which layers, and how."""
     lines = []
@@ -334,6 +344,8 @@ def status(directory: Directory, as_json: AsJson = False) -> None:
     _say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
     if found["latest"]:
         _say(f"{found['metric']} at round {found['evaluated']}: {_by_size(found['latest'])}")
+    if found["last_missing"]:
+        _print_missing(found)
 
 
 @app.command()

@@ -801,9 +801,11 @@ class EngineConfig(Table):
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where clients train and networks are tested; auto: cuda if there is one, else cpu."""
     round_timeout: Positive | None = None
-    """On a fleet: seconds after which a round closes without the missing clients."""
+    """On a fleet: seconds after which a round closes without the missing clients; absent: it waits for all."""
     min_clients: Count | None = None
-    """On a fleet: how many clients a round needs."""
+    """How many clients must answer in a round; if fewer do, it changes nothing. Absent: one, on a fleet."""
+    void_rounds: Count = 5
+    """On a fleet: the run stops after so many rounds in a row in which too few clients answered."""
 
 
 class ExperimentConfig(Table):
