@@ -57,7 +57,7 @@ def test_what_is_packed_comes_back_and_foreign_messages_are_refused() -> None:
     with pytest.raises(AnysizeError, match="not one of anysize's"):
         flower.unpacked(flower.RecordDict({}))
     broken = flower.packed({})
-    broken["arrays"]["tensors"] = messages.array(b"rubbish")
+    broken["arrays"]["0000"] = messages.array(b"rubbish")
     with pytest.raises(AnysizeError, match="damaged"):
         flower.unpacked(broken)
 

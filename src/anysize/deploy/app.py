@@ -40,7 +40,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         home = Path(os.environ[HOME])
     except KeyError:
-        raise ConfigError("the SuperLink was not started with `anysize server`, which names the fleet's folder") from None
+        raise ConfigError(
+            "the SuperLink was not started with `anysize server`, which names the fleet's folder"
+        ) from None
     try:
         run_on(GridLink(grid), home, str(values["experiment"]), bool(values["resume"]), bool(values["overwrite"]))
     except AnysizeError as error:
@@ -55,7 +57,7 @@ def run_on(link: Link, home: Path, text: str, resume: bool, overwrite: bool) -> 
 
     def engine(experiment: Experiment, kept: Mapping[int, Tensors]) -> Engine:
         roster = Roster.at(directory, layout.device_keys(home), fresh=not resume)
-        return Devices(experiment, link, roster, tell)
+        return Devices(experiment, link, roster, lambda sub_model, update: update, tell)
 
     az.run(
         Experiment.from_config(config), out=directory, resume=resume, overwrite=overwrite, on_event=tell, engine=engine
@@ -91,5 +93,5 @@ def _answer(message: Message, context: Context) -> Message:
     """For a SuperNode that `anysize join` did not start: its --node-config names the device's file."""
     file = context.node_config.get("device")
     if not isinstance(file, str):
-        raise ConfigError("--node-config must name the device's file: device=\"/path/to/device.toml\"")
+        raise ConfigError('--node-config must name the device\'s file: device="/path/to/device.toml"')
     return answerer(Path(file))(message, context)

@@ -1,30 +1,31 @@
-"""The device's side: what it answers to the server's questions, with its own data and code."""
+"""The device's side: what it answers to the server's questions, with its own data and its own code."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
+from anysize import device as devices
 from anysize.config import loads
 from anysize.context import Size
-from anysize.data import Share
-from anysize.deploy.engine import Introduction, plain
+from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
+from anysize.device import DeviceConfig
 from anysize.elastic.skeleton import weightless
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
-from anysize.engines.messages import note_in, packed, unpacked
+from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.engines.worker import client_context
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment, Signature
 from anysize.local import perform
 from anysize.methods.base import SubModel, Update
-from anysize.wire import Json, Tensors
+from anysize.wire import Json, dump, load
 
 KEPT = "kept"
 
@@ -40,7 +41,7 @@ def answerer(file: Path) -> Callable[[Message, Context], Message]:
             content = desk.answered(message.metadata.message_type, message.content)
         except Exception as error:
             log.warning("could not answer", exc_info=error)
-            content = packed({"failure": described(error)})
+            content = with_note({"failure": described(error)}, record([]))
         return Message(content, reply_to=message)
 
     return answer
@@ -56,66 +57,58 @@ class Desk:
 
     def __init__(self, file: Path) -> None:
         hold_memory()
-        self._file = file
-        self._device = read_device(file)
+        self._device = devices.load(file)
+        self._limits = devices.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
 
     def answered(self, kind: str, content: RecordDict) -> RecordDict:
         """The answer to a message of a kind."""
+        note = note_in(content)
+        known = self._known(note["hello"])
         if kind == MessageType.QUERY:
-            return packed(self.introduced(note_in(content)).to_note())
-        note, tensors, _ = unpacked(content)
-        update = self.performed(note, tensors)
-        return packed({"ticket": update.ticket}, update.tensors)
+            about = Introduction(self._device.name, self._limits.capacity, self._limits.budget)
+            return with_note(about.to_note(), record([]))
+        updates = list(self._updates(known, note["tickets"], blobs_in(content)))
+        blobs = [dump(update.tensors, {}) for update in updates]
+        return with_note({"tickets": [update.ticket for update in updates]}, record(blobs))
 
-    def introduced(self, note: Json) -> Introduction:
-        """What it tells of itself for an experiment."""
-        known = self._known(note)
-        samples = len(known.share.train)
-        return Introduction(self._device["name"], self._device["capacity"], None, samples)
+    def _updates(self, known: Knowledge, tickets: Sequence[Json], blobs: Sequence[bytes]) -> Iterator[Update]:
+        for ticket, blob in zip(tickets, blobs, strict=True):
+            with one_thread(), known.experiment.blamed(f"round {ticket['round']}, device {self._device.name}"):
+                yield known.answer(SubModel(load(blob)[0], ticket))
 
-    def performed(self, note: Json, tensors: Tensors) -> Update:
-        """What it makes of a sub-model; what stays here is kept for its next turn."""
-        known, sub_model = self._known(note), SubModel(tensors, note["ticket"])
-        number = int(sub_model.ticket["round"])
-        with one_thread(), known.experiment.blamed(f"round {number}, device {self._device['name']}"):
-            update = perform(known.context, known.experiment.method, sub_model, known.share, known.kept.before(number))
-        if sub_model.ticket["task"] == "train":
-            known.kept.put(number, update.keep)
-        return update
-
-    def _known(self, note: Json) -> Knowledge:
-        hello = json.dumps(note["hello"], sort_keys=True)
-        if self._last is None or self._last[0] != hello:
-            self._last = (hello, Knowledge(self._device, note["hello"], self._file.parent))
+    def _known(self, hello: Json) -> Knowledge:
+        told = json.dumps(hello, sort_keys=True)
+        if self._last is None or self._last[0] != told:
+            self._last = None  # the one before is freed first
+            self._last = (told, Knowledge(self._device, hello))
         return self._last[1]
 
 
 class Knowledge:
     """What a device makes of an experiment that a server tells it of."""
 
-    def __init__(self, device: Json, hello: Json, folder: Path) -> None:
-        config = loads(hello["config"], folder=folder)
+    def __init__(self, device: DeviceConfig, hello: Json) -> None:
+        config = loads(str(hello["config"]), folder=device.folder)
+        signature = Signature.from_json(hello["signature"])
         sizes = tuple(Size(**size) for size in hello["sizes"])
-        self.experiment = Experiment.from_config(config, (Signature.from_json(hello["signature"]), sizes))
+        self.experiment = Experiment.from_config(config, (signature, sizes))
+        self._share = devices.own_share(device, config, signature)
         with weightless():
-            self.context = client_context(self.experiment)
-        self.share = own_share(device)
-        self.kept = Kept(folder / KEPT, str(hello["run"]), config.checkpoint_every)
+            self._context = client_context(self.experiment)
+        self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
+
+    def answer(self, sub_model: SubModel) -> Update:
+        """What it makes of a sub-model; what stays here is kept for the next turn."""
+        number = int(sub_model.ticket["round"])
+        update = perform(self._context, self.experiment.method, sub_model, self._share, self._kept.before(number))
+        if sub_model.ticket["task"] == "train":
+            self._kept.put(number, update.keep)
+        return update
 
 
 def described(error: Exception) -> str:
-    """What the server is told of an error: our own errors in full, of others the kind alone, since they may hold data."""
+    """What the server is told of an error: our own in full; of others the kind alone, since they may hold data."""
     if isinstance(error, AnysizeError):
         return plain(str(error))
-    return f"raised {type(error).__name__} (its own log says more)"
-
-
-def read_device(file):
-    import tomllib
-    return tomllib.loads(file.read_text())
-
-
-def own_share(device):
-    from anysize.imports import by_name
-    return by_name(device["data"],"data",{})(device["name"], **device.get("options",{}))
+    return f"raised {type(error).__name__}; the device's own log says where"

@@ -9,21 +9,19 @@ from anysize.errors import DataError
 from anysize.rng import generator
 
 
-def digits(device: str, devices: list[str], validation: float = 0.2) -> Share:
-    """The digits of one device: every n-th of a fixed shuffle, some of them held out.
+def digits(device: str, devices: list[str]) -> Share:
+    """The digits of one device: every n-th of a fixed shuffle.
 
     Args:
         device: its name.
         devices: the names of all, in one order everywhere.
-        validation: the part that is held out.
 
     >>> len(digits("cam", ["board", "cam", "van"]).train)
-    384
+    480
     """
     if device not in devices:
         raise DataError(f"device '{device}' is not among the devices of the example: {', '.join(devices)}")
     data = load("digits", {})
     assert not callable(data)
     order = torch.randperm(len(data.train), generator=generator("example"))[devices.index(device) :: len(devices)]
-    held = max(1, int(validation * len(order)))
-    return Share(SubsetPart(data.train, order[held:]), SubsetPart(data.train, order[:held]))
+    return Share(SubsetPart(data.train, order))

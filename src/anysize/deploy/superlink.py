@@ -1,4 +1,4 @@
-"""`python -m anysize.deploy.superlink`: Flower's SuperLink, with everything but the devices' door for this machine only.
+"""`python -m anysize.deploy.superlink`: Flower's SuperLink, all but the devices' door of it for this machine only.
 
 A SuperLink answers three kinds of callers on one port: devices, whose keys it checks, and its own processes and
 whoever starts runs or registers keys, whom it does not ask who they are. So that nobody from outside can run code on

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.app import Context, Message
@@ -50,13 +51,7 @@ def main(settings: Path) -> None:
 def work(address: str, secret: bytes, answer: Answer) -> None:
     """Takes task after task from the SuperNode at an address, and answers each."""
     auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
-    client = RuntimeHttpClient.from_server_address(
-        address,
-        True,  # the SuperNode is on this machine
-        None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), auth],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
+    client = _client(address, "SuperExec", auth)
     while True:
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if found.HasField("task") and found.token:
@@ -67,13 +62,7 @@ def work(address: str, secret: bytes, answer: Answer) -> None:
 
 def perform(address: str, token: str, answer: Answer) -> None:
     """One task: its message is answered, by an error if need be; what cannot be delivered is given up."""
-    client = RuntimeHttpClient.from_server_address(
-        address,
-        True,
-        None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
+    client = _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
     done = threading.Event()
     threading.Thread(target=_beat, args=(client, done), daemon=True).start()
     context: Context | None = None
@@ -89,6 +78,15 @@ def perform(address: str, token: str, answer: Answer) -> None:
         done.set()
         push_task_output(client, context, status, details)
         client.close()
+
+
+def _client(address: str, role: str, proof: Any) -> RuntimeHttpClient:
+    """A connection to the SuperNode, which is on this machine: so without TLS."""
+    version = RuntimeVersionHttpInterceptor(component_name=role)
+    retry = make_simple_http_retry_invoker()
+    return RuntimeHttpClient.from_server_address(
+        address, True, None, interceptors=[version, proof], retry_invoker=retry
+    )
 
 
 def _beat(client: RuntimeHttpClient, done: threading.Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from torch import Tensor
@@ -20,29 +20,36 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 def packed(
     note: Json, tensors: Mapping[str, Tensor] | None = None, kept: Mapping[str, Tensor] | None = None
 ) -> RecordDict:
-    """A note and tensors as Flower's records; `unpacked` is the inverse."""
-    return with_note(note, arrays(dump(tensors or {}, {}), dump(kept or {}, {})))
-
-
-def arrays(tensors: bytes, kept: bytes) -> ArrayRecord:
-    """The record of two blobs; messages with the same tensors can share one."""
-    return ArrayRecord({"tensors": array(tensors), "kept": array(kept)})
-
-
-def with_note(note: Json, record: ArrayRecord) -> RecordDict:
-    """A message's content."""
-    return RecordDict({"arrays": record, "note": ConfigRecord({"json": json.dumps(note)})})
+    """A note and tensors, those that travel and those that stay, as Flower's records; `unpacked` is the inverse."""
+    return with_note(note, record([dump(tensors or {}, {}), dump(kept or {}, {})]))
 
 
 def unpacked(content: RecordDict) -> tuple[Json, Tensors, Tensors]:
     """The note and the tensors that travel and that stay; an error if the records are not ours."""
-    note = note_in(content)
+    blobs = blobs_in(content)
+    if len(blobs) != 2:
+        raise AnysizeError(f"a message is not one of anysize's (it has {len(blobs)} blobs)")
+    tensors, kept = (load(blob)[0] for blob in blobs)
+    return note_in(content), tensors, kept
+
+
+def record(blobs: Sequence[bytes]) -> ArrayRecord:
+    """The record of blobs; messages with the same ones can share it."""
+    return ArrayRecord({f"{place:04d}": array(blob) for place, blob in enumerate(blobs)})
+
+
+def with_note(note: Json, blobs: ArrayRecord) -> RecordDict:
+    """A message's content."""
+    return RecordDict({"arrays": blobs, "note": ConfigRecord({"json": json.dumps(note)})})
+
+
+def blobs_in(content: RecordDict) -> list[bytes]:
+    """The blobs of a message, not yet looked into; an error if the records are not ours."""
     try:
-        blobs = [content["arrays"][name].data for name in ("tensors", "kept")]  # type: ignore[union-attr]
+        arrays = content["arrays"]
+        return [arrays[name].data for name in sorted(arrays)]  # type: ignore[union-attr]
     except (KeyError, AttributeError, TypeError) as error:
         raise foreign(error) from None
-    tensors, kept = (load(blob)[0] for blob in blobs)
-    return note, tensors, kept
 
 
 def note_in(content: RecordDict) -> Json:
