@@ -523,7 +523,8 @@ class _Runner:
             sizes, chosen = experiment.size_of_group, config.evaluation
             who = (fleet, sizes, used, current.round, chosen.clients, chosen.batch_size, missing)
             rows = on_clients(context, method, current.state, engine, *who)
-            directories.append_rows(self._directory, rows)
+            if rows:
+                directories.append_rows(self._directory, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
 
