@@ -512,6 +512,9 @@ class _Watch:
             self._progress.update(self._bar, completed=event["round"])
         if kind == "round" and self._metric in event:
             self._show(event)
+        if kind == "round" and event.get("missing"):
+            listed = "; ".join(f"client {entry['client']}, {entry['why']}" for entry in event["missing"])
+            _print_notices([f"round {event['round']}{' changed nothing' if event.get('void') else ''}: {listed}"])
 
     def _show(self, event: Mapping[str, Any]) -> None:
         note = f"{self._metric} {_by_size(event[self._metric])}"

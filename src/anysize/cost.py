@@ -243,4 +243,4 @@ def first_fitting(
 def _measured(context: Context) -> dict[str, Any]:
     """What a client adds to its ticket, at its usual length."""
     classes = [1] * context.classes if context.tricks.classwise_head and context.classes is not None else None
-    return {"samples": 1000, "loss": 0.123456789, "classes": classes}
+    return {"samples": 1000 if "samples" in context.tells else None, "loss": 0.123456789, "classes": classes}

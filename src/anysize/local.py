@@ -114,9 +114,10 @@ def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: floa
             f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
             "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
-    # Label sets leave a client only where the chosen tricks need them.
-    held = classes.int().tolist() if classes is not None and context.tricks.classwise_head else None
-    return {"samples": samples, "loss": mean_loss, "classes": held}
+    # Label sets leave a client only where the chosen tricks need them, and the experiment allows it.
+    wanted = context.tricks.classwise_head and "labels" in context.tells
+    held = classes.int().tolist() if classes is not None and wanted else None
+    return {"samples": samples if "samples" in context.tells else None, "loss": mean_loss, "classes": held}
 
 
 def calibrate(
@@ -135,6 +136,8 @@ def calibrate(
     found = collect(module, (batch.x.to(context.device) for batch in drawn))
     if len(order) == 1:  # it stood twice in its batch
         found = replace(found, counts=tuple(count / 2 for count in found.counts))
+    if "samples" not in context.tells:  # values per sample, which the network knows: so every client counts alike
+        found = replace(found, counts=tuple(count / len(order) for count in found.counts))
     return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, dict(sub_model.ticket))
 
 
@@ -147,7 +150,11 @@ def evaluate(
     module = with_fixed_statistics(context, method, sub_model)
     load_into(module, fitting(module, local_names(context, module), kept))
     sums = measure(context, module, share.held_out, sub_model.ticket.get("batch_size", _EVALUATION_BATCH))
-    return Update({}, sub_model.ticket | {"sums": sums, "samples": len(share.held_out)})
+    count = len(share.held_out)
+    if "samples" in context.tells:
+        return Update({}, sub_model.ticket | {"sums": sums, "samples": count})
+    means = {name: value / count for name, value in sums.items()}  # so every client counts alike
+    return Update({}, sub_model.ticket | {"sums": means, "samples": None})
 
 
 def echo(

@@ -32,7 +32,7 @@ from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes, obstacle
 from anysize.engines.stacked import Stacked
-from anysize.errors import AnysizeError, CheckpointError, ConfigError, unknown
+from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, unknown
 from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
 from anysize.exams import finished
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
@@ -278,11 +278,21 @@ class Run:
         trained = {size.label for size in self.sizes}
         missing = [size for size in sizes if size.label not in known and size.label in trained]
         if missing and needs_calibration(experiment.context):
-            engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
-            known = known | _calibrate(experiment, self.state, engine, experiment.fleet, self.round, missing)
+            known = known | self._calibrated(missing)
         if batch_norms(experiment.context.template):
             known = known | {size.label: self._untrained(size) for size in sizes if size.label not in trained}
         return known
+
+    def _calibrated(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
+        """Statistics of sizes, estimated now on the clients' data, if it is here."""
+        experiment = self.experiment
+        if experiment.config.own_data:
+            raise DataError(
+                f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "
+                "devices, and none that can run it has answered. They are estimated at evaluations: go on with --resume"
+            )
+        engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
+        return _calibrate(experiment, self.state, engine, experiment.fleet, self.round, sizes)
 
     def _untrained(self, size: Size) -> Statistics:
         """Statistics of a size that was never trained, whatever the batch-norm treatment: nobody has tracked any."""
@@ -523,7 +533,8 @@ class _Runner:
             sizes, chosen = experiment.size_of_group, config.evaluation
             who = (fleet, sizes, used, current.round, chosen.clients, chosen.batch_size, missing)
             rows = on_clients(context, method, current.state, engine, *who)
-            directories.append_rows(self._directory, rows)
+            if rows:
+                directories.append_rows(self._directory, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
 
@@ -535,6 +546,8 @@ class _Runner:
             client["group"] = group.name
             cost = self._costs[client["size"]]
             seen = training.local_steps * training.batch_size if training.local_steps else None
+            if seen is None and client["samples"] is None:
+                continue
             samples = seen or client["samples"] * (training.local_epochs or 1)
             virtual.append(round_seconds(group, cost.training_macs * samples, cost.bytes_down, cost.bytes_up))
         event = {
@@ -738,6 +751,12 @@ def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int |
 
 def _check_engine(config: configs.ExperimentConfig) -> None:
     """Refuses an engine that is not there, or that cannot do what the experiment asks."""
+    if config.own_data:
+        raise ConfigError(
+            'data.name = "devices": every device has its own data, so this experiment runs on a fleet (anysize deploy '
+            'init), not in a simulation. To simulate it, name a data set, or a "module:function" with a parameter '
+            "`device` that gives one device's share"
+        )
     if config.engine.name == "flower":
         engine_kind("flower")
     if config.engine.name == "flower" and config.training.stack > 1:

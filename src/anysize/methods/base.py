@@ -348,7 +348,8 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
             if not _finite(tensor)
         ]
         samples, classes = update.ticket.get("samples"), update.ticket.get("classes")
-        if not isinstance(samples, int | float) or not 0 < samples < math.inf:
+        told = samples is not None or context.tricks.weighting == "samples"
+        if told and (not isinstance(samples, int | float) or not 0 < samples < math.inf):
             problems.append(f"samples = {samples!r}; a number above 0 is needed")
         if classes is not None and (len(classes) != context.classes or not set(classes) <= {0, 1}):
             problems.append(f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed")
