@@ -71,7 +71,7 @@ def weightless() -> Iterator[None]:
         if parameter is not None and not parameter.is_meta:
             module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
-    nn.Module.register_parameter = without_weights  # type: ignore[method-assign]
+    nn.Module.register_parameter = without_weights  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
