@@ -53,8 +53,8 @@ class Loopback:
         return self.start("run", "run", self.home / layout.EXPERIMENT, *superlink, *options)
 
     def start(self, name: str, *arguments: object) -> subprocess.Popen[bytes]:
-        """Starts an `anysize` command under a name; its output goes to a log of that name."""
-        with (self.logs / f"{name}.log").open("ab") as out:
+        """Starts an `anysize` command under a name; its output goes to a new log of that name."""
+        with (self.logs / f"{name}.log").open("wb") as out:
             command = [sys.executable, "-m", "anysize.cli", *map(str, arguments)]
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
         self._processes[name] = process
@@ -81,7 +81,8 @@ class Loopback:
         process = self._processes[name]
         while not until():
             ended = process.poll() is not None and not until()
-            assert not ended and time.monotonic() < deadline, f"{name}: {self.log(name)[-3000:]}"
+            late = time.monotonic() > deadline
+            assert not (ended or late), f"{name} {'ended' if ended else 'is late'}: {self.log(name)[-3000:]}"
             time.sleep(0.2)
 
     def finished(self, seconds: float = 240) -> str:

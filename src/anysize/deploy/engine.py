@@ -11,8 +11,9 @@ from flwr.app import ArrayRecord, RecordDict
 
 from anysize import config as configs
 from anysize.deploy.introduction import Introduction, plain
-from anysize.deploy.link import Link, Node
+from anysize.deploy.link import Kind, Link, Node
 from anysize.deploy.roster import Roster
+from anysize.deploy.spool import Spool
 from anysize.devices import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.engines.messages import blobs_in, note_in, record, with_note
@@ -57,14 +58,16 @@ class _Letter:
 
     Attributes:
         client: to whom.
-        sub_models: what is asked.
+        tickets: what is asked, a ticket for each sub-model.
+        blobs: the names of their tensors in the spool.
         message: its id, or None if it could not be sent.
         why: the reason then.
-        answers: what came, in the order of the sub-models; None while it is open.
+        answers: what came, in the order of the tickets; None while it is open.
     """
 
     client: int
-    sub_models: list[SubModel]
+    tickets: list[Json] = field(default_factory=list)
+    blobs: list[str] = field(default_factory=list)
     message: str | None = None
     why: str = ""
     answers: list[Update | Absence] | None = None
@@ -99,7 +102,7 @@ class Devices(Engine):
             "sizes": [asdict(size) for size in experiment.sizes],
         }
         self._here = _Attendance()
-        self._last: tuple[list[bytes], ArrayRecord] | None = None
+        self._last: tuple[list[str], ArrayRecord] | None = None
         self._units: dict[str, Mapping[str, float]] = {}
         self._began = False
 
@@ -124,15 +127,16 @@ class Devices(Engine):
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
         timeout = self._options.round_timeout
         deadline = None if timeout is None else time.monotonic() + timeout
-        order = list(self._posted(sub_models))
-        self._last = None
-        for letter, place in order:
-            if letter.answers is None:
-                letter.answers = self._answers(letter, deadline)
-                letter.sub_models = []
-            yield letter.answers[place]
+        with Spool() as spool:
+            order = list(self._posted(sub_models, spool))
+            self._last = None
+            for letter, place in order:
+                if letter.answers is None:
+                    letter.answers = self._answers(letter, deadline, spool)
+                yield letter.answers[place]
+                letter.answers[place] = Absence(letter.client, "was given already")  # frees the update
 
-    def _posted(self, sub_models: Iterable[SubModel]) -> Iterator[tuple[_Letter, int]]:
+    def _posted(self, sub_models: Iterable[SubModel], spool: Spool) -> Iterator[tuple[_Letter, int]]:
         """For each sub-model the letter that it is in, and its place there; all letters are sent at the end.
 
         Statistics of several sizes are asked of one device in one letter: each costs Flower's polling once. Networks
@@ -141,47 +145,42 @@ class Devices(Engine):
         collected: dict[int, _Letter] = {}
         for sub_model in sub_models:
             client = int(sub_model.ticket["client"])
-            if sub_model.ticket["task"] != "calibrate":
-                yield self._send(_Letter(client, [sub_model])), 0
-                continue
-            letter = collected.setdefault(client, _Letter(client, []))
-            letter.sub_models.append(sub_model)
-            yield letter, len(letter.sub_models) - 1
+            together = sub_model.ticket["task"] == "calibrate"
+            letter = collected.setdefault(client, _Letter(client)) if together else _Letter(client)
+            letter.tickets.append(sub_model.ticket)
+            letter.blobs.append(spool.put(dump(sub_model.tensors, {})))
+            if not together:
+                self._send(letter, spool)
+            yield letter, len(letter.tickets) - 1
         for letter in collected.values():
-            self._send(letter)
+            self._send(letter, spool)
 
-    def _send(self, letter: _Letter) -> _Letter:
+    def _send(self, letter: _Letter, spool: Spool) -> None:
         node = self._here.nodes.get(letter.client)
         if node is None:
             letter.why = "is not connected"
-            return letter
+            return
+        ticket, seconds = letter.tickets[0], self._options.round_timeout
+        kind: Kind = "train" if ticket["task"] == "train" else "evaluate"
         with stage("send"):
-            ticket = letter.sub_models[0].ticket
-            note = {"hello": self._hello, "tickets": [sub_model.ticket for sub_model in letter.sub_models]}
-            blobs = [dump(sub_model.tensors, {}) for sub_model in letter.sub_models]
-            content = with_note(note, self._record(blobs))
-            seconds = self._options.round_timeout
-            if ticket["task"] == "train":
-                letter.message = self._link.send(node.id, "train", content, int(ticket["round"]), seconds)
-            else:
-                letter.message = self._link.send(node.id, "evaluate", content, int(ticket["round"]), seconds)
-        letter.why = "could not be reached" if letter.message is None else ""
-        return letter
+            content = with_note({"hello": self._hello, "tickets": letter.tickets}, self._record(letter.blobs, spool))
+            letter.message = self._link.send(node.id, kind, content, int(ticket["round"]), seconds)
+        letter.why = "could not be reached"
 
-    def _record(self, blobs: list[bytes]) -> ArrayRecord:
+    def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord:
         """The record of blobs; clients of one size follow each other and often get the same ones."""
         if self._last is None or self._last[0] != blobs:
-            self._last = (blobs, record(blobs))
+            self._last = (list(blobs), record([spool.blob(name) for name in blobs]))
         return self._last[1]
 
-    def _answers(self, letter: _Letter, deadline: float | None) -> list[Update | Absence]:
-        """What comes of each sub-model of a letter; waits for it."""
+    def _answers(self, letter: _Letter, deadline: float | None, spool: Spool) -> list[Update | Absence]:
+        """What comes of each ticket of a letter; waits for it."""
         pause = _POLL_SECONDS
         while letter.message is not None:
             over = deadline is not None and time.monotonic() > deadline
             reply = self._link.replies([letter.message]).get(letter.message)
             if reply is not None and reply.content is not None:
-                return self._opened(letter, reply.content)
+                return self._opened(letter, reply.content, spool)
             if reply is not None:
                 return _absent(letter, plain(reply.error))
             if over:
@@ -190,23 +189,19 @@ class Devices(Engine):
             pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
         return _absent(letter, letter.why)
 
-    def _opened(self, letter: _Letter, content: RecordDict) -> list[Update | Absence]:
+    def _opened(self, letter: _Letter, content: RecordDict, spool: Spool) -> list[Update | Absence]:
         """The updates in an answer, or why they are none that may be used."""
         try:
             note, blobs = note_in(content), blobs_in(content)
             if "failure" in note:
                 return _absent(letter, plain(note["failure"]))
             tickets = note.get("tickets")
-            if not isinstance(tickets, list) or not len(tickets) == len(blobs) == len(letter.sub_models):
-                return _absent(letter, f"sent rubbish: {len(blobs)} answers to {len(letter.sub_models)} questions")
-            return [self._judged(*entry) for entry in zip(letter.sub_models, tickets, blobs)]
+            if not isinstance(tickets, list) or not len(tickets) == len(blobs) == len(letter.tickets):
+                return _absent(letter, f"sent rubbish: {len(blobs)} answers to {len(letter.tickets)} questions")
+            sent = [spool.sub_model(name, ticket) for name, ticket in zip(letter.blobs, letter.tickets)]
+            return [self._check(*entry) for entry in zip(sent, map(_update, tickets, blobs))]
         except AnysizeError as error:
             return _absent(letter, f"sent rubbish: {plain(str(error))}")
-
-    def _judged(self, sub_model: SubModel, ticket: Any, blob: bytes) -> Update | Absence:
-        if not isinstance(ticket, dict):
-            return Absence(int(sub_model.ticket["client"]), "sent rubbish: an answer without a ticket")
-        return self._check(sub_model, Update(load(blob)[0], ticket))
 
     def _muster(self, seconds: float, enough: int) -> None:
         """Asks who is new, waits some seconds for their answers unless enough are there, and notes who is."""
@@ -284,7 +279,14 @@ class Devices(Engine):
 
 
 def _absent(letter: _Letter, why: str) -> list[Update | Absence]:
-    return [Absence(letter.client, why) for _ in letter.sub_models]
+    return [Absence(letter.client, why) for _ in letter.tickets]
+
+
+def _update(ticket: Any, blob: bytes) -> Update:
+    """The update of a ticket and a blob, as they came; an error if they are none."""
+    if not isinstance(ticket, dict):
+        raise AnysizeError("an answer without a ticket")
+    return Update(load(blob)[0], ticket)
 
 
 def _introduced(node: Node, content: RecordDict | None, error: str) -> Introduction:

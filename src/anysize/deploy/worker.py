@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from typing import Any
 import httpx
 from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -49,56 +48,66 @@ def main(settings: Path) -> None:
 
 
 def work(address: str, secret: bytes, answer: Answer) -> None:
-    """Takes task after task from the SuperNode at an address, and answers each."""
+    """Takes task after task from the SuperNode at an address, and answers each.
+
+    Messages are fetched in the background: one whose run has ended meanwhile never arrives, and must not keep the
+    device from those of the next run.
+    """
     auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     client = _client(address, "SuperExec", auth)
+    arrived: queue.Queue[Task] = queue.Queue()
     while True:
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if found.HasField("task") and found.token:
-            perform(address, found.token, answer)
-        else:
-            time.sleep(_POLL_SECONDS)
-
-
-def perform(address: str, token: str, answer: Answer) -> None:
-    """One task: its message is answered, by an error if need be; what cannot be delivered is given up."""
-    client = _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
-    done = threading.Event()
-    threading.Thread(target=_beat, args=(client, done), daemon=True).start()
-    context: Context | None = None
-    status, details = SubStatus.FAILED, ""
-    try:
-        message, context, _, _ = pull_task_input(client)
-        push_message(client, answer(message, context), context)
-        status = SubStatus.COMPLETED
-    except (httpx.HTTPError, RuntimeError) as error:
-        details = str(error)
-        log.warning("a task was given up: %s", error)
-    finally:
-        done.set()
-        push_task_output(client, context, status, details)
-        client.close()
-
-
-def _client(address: str, role: str, proof: Any) -> RuntimeHttpClient:
-    """A connection to the SuperNode, which is on this machine: so without TLS."""
-    version = RuntimeVersionHttpInterceptor(component_name=role)
-    retry = make_simple_http_retry_invoker()
-    return RuntimeHttpClient.from_server_address(
-        address, True, None, interceptors=[version, proof], retry_invoker=retry
-    )
-
-
-def _beat(client: RuntimeHttpClient, done: threading.Event) -> None:
-    """Says now and then that the task is still worked on."""
-    beat = make_task_heartbeat_fn_http(client)
-    while not done.wait(_HEARTBEAT_SECONDS):
+            Task(address, found.token).fetch(arrived)
         try:
-            beat()
-        except httpx.HTTPError as error:
-            log.warning("the SuperNode does not hear us: %s", error)
+            task = arrived.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            continue
+        task.end(answer)
 
 
-if __name__ == "__main__":
+class Task:
+    """One message to the device: fetched, answered, and given up if that cannot be delivered."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self._client = _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
+        self._done = threading.Event()
+        self._input: tuple[Message, Context] | None = None
+
+    def fetch(self, arrived: queue.Queue[Task]) -> None:
+        """Gets the message in the background and then puts the task into the queue."""
+        threading.Thread(target=self._fetch, args=(arrived,), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def end(self, answer: Answer) -> None:
+        """Answers the message, by an error if need be."""
+        assert self._input is not None, "a task is ended once it has arrived"
+        message, context = self._input
+        try:
+            push_message(self._client, answer(message, context), context)
+        except (httpx.HTTPError, RuntimeError) as error:
+            self._over(context, SubStatus.FAILED, str(error))
+        else:
+            self._over(context, SubStatus.COMPLETED)
+
+    def _fetch(self, arrived: queue.Queue[Task]) -> None:
+        try:
+            message, context, _, _ = pull_task_input(self._client)
+        except Exception as error:
+            self._over(None, SubStatus.FAILED, str(error))
+        else:
+            self._input = message, context
+            arrived.put(self)
+
+    def _over(self, context: Context | None, status: str, why: str = "") -> None:
+        self._done.set()
+        if why:
+            log.warning("a task was given up: %s", why)
+        push_task_output(self._client, context, status, why)
+        self._client.close()
+
+    if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     main(Path(sys.argv[1]))
