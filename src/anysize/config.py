@@ -829,6 +829,10 @@ class EngineConfig(Table):
     """On a fleet: seconds after which a round closes without the missing clients; absent: it waits for all."""
     min_clients: Count | None = None
     """How many clients must answer in a round; if fewer do, it changes nothing. Absent: one, on a fleet."""
+    update_norm: Positive = 10.0
+    """On a fleet: an update is refused if it changes the parameters by more than so many times their norm plus one."""
+    max_samples: Count = 1_000_000
+    """On a fleet: an update is refused if its device claims more samples, which are its weight."""
     void_rounds: Count = 5
     """On a fleet: the run stops after so many rounds in a row in which too few clients answered."""
 

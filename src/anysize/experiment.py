@@ -38,7 +38,7 @@ from anysize.methods import Method, make, name_of
 from anysize.objectives import Batch, Tricks
 from anysize.rng import generator
 from anysize.table import Table, prepared
-from anysize.tasks import MultiLabel, NextToken, Task, task
+from anysize.tasks import MultiLabel, NextToken, Sums, Task, task
 from anysize.wire import Json
 
 if TYPE_CHECKING:
@@ -724,6 +724,18 @@ def _forms(pattern: str) -> tuple[str, ...]:
 
 def metric_names(experiment: Experiment) -> list[str]:
     """The names of the task's metrics, found by judging an answer of zeros; refuses a task that cannot."""
+    task = experiment.task
+    metrics = dict(task.metrics(example_sums(experiment)))
+    missing = [name for name in (task.metric, "loss") if name not in metrics]
+    if missing:
+        raise ConfigError(
+            f"task: its metrics are {', '.join(metrics) or 'none'}; {', '.join(missing)} must be there too"
+        )
+    return list(metrics)
+
+
+def example_sums(experiment: Experiment) -> Sums:
+    """What the task sums up, found by judging an answer of zeros."""
     about, task = experiment.signature, experiment.task
     network = hollow(experiment.context.template, constants=False).eval()
     with torch.no_grad():
@@ -731,14 +743,7 @@ def metric_names(experiment: Experiment) -> list[str]:
     if not isinstance(output, Tensor):
         raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")
     y = experiment.example.y[:1].expand(2, *about.target_shape)
-    sums = task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
-    metrics = dict(task.metrics(sums))
-    missing = [name for name in (task.metric, "loss") if name not in metrics]
-    if missing:
-        raise ConfigError(
-            f"task: its metrics are {', '.join(metrics) or 'none'}; {', '.join(missing)} must be there too"
-        )
-    return list(metrics)
+    return task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
 
 
 def evaluation_part(experiment: Experiment) -> Part:

@@ -31,7 +31,7 @@ from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
 from anysize.wire import Json, Tensors
 
-_STATISTICS = "statistics/"
+STATISTICS = "statistics/"
 _EVALUATION_BATCH = 500
 _AHEAD = 16  # batches that are gathered at once
 
@@ -131,7 +131,7 @@ def calibrate(
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
     order = order[: sub_model.ticket.get("calibration_samples")]
-    fixed = any(name.startswith(_STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
+    fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
     drawn = (draw(share.train, i) for i in batches(order, _EVALUATION_BATCH if fixed else context.training.batch_size))
     found = collect(module, (batch.x.to(context.device) for batch in drawn))
     if len(order) == 1:  # it stood twice in its batch
@@ -166,15 +166,15 @@ def echo(
 
 def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
     """The built network, with the batch-norm statistics that came with the message attached, if any did."""
-    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
-    sent = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
+    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(STATISTICS)}
+    sent = {n.removeprefix(STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(STATISTICS)}
     module = layout(method.build(context, replace(sub_model, tensors=plain)))
     return place(attach(module, Statistics.of(sent)) if sent else module, context.device)
 
 
 def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
     """The sub-model with batch-norm statistics, for `calibrate` and `evaluate`."""
-    named = {_STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
+    named = {STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
     return replace(sub_model, tensors={**sub_model.tensors, **named})
 
 

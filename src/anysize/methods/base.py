@@ -345,7 +345,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
         problems = [
             f"{name} with numbers that are not finite: lower training.learning_rate or set training.clip"
             for name, tensor in update.tensors.items()
-            if not _finite(tensor)
+            if not finite(tensor)
         ]
         samples, classes = update.ticket.get("samples"), update.ticket.get("classes")
         told = samples is not None or context.tricks.weighting == "samples"
@@ -359,7 +359,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
         yield update
 
 
-def _finite(tensor: Tensor) -> bool:
+def finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite, by one sum: it is, unless something in it is not (or it overflows, as bad)."""
     if not tensor.is_floating_point():
         return True
