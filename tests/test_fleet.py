@@ -27,9 +27,10 @@ from anysize.engines import Absence, InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.evaluation import calibrated
 from anysize.experiment import Experiment
-from anysize.methods.base import Client, SubModel, Update
+from anysize.methods.base import Client, SubModel
 from anysize.round import run_round
 from anysize.run import run
+from anysize.trust import Guard
 from anysize.wire import dump, flatten
 
 pytest.importorskip("flwr", reason="Flower is an extra")
@@ -126,14 +127,10 @@ class Wire:
         return {number: self._replies.pop(number) for number in sent if number in self._replies}
 
 
-def unchecked(sub_model: SubModel, update: Update) -> Update | Absence:
-    return update
-
-
 def made(home: Path, wire: Wire, folder: Path, *changes: str) -> tuple[Experiment, Any]:
     experiment = Experiment.from_config(configs.load(home / "experiment.toml", changes))
     book = roster.Roster.at(folder, layout.device_keys(home))
-    return experiment, engine.Devices(experiment, wire, book, unchecked)
+    return experiment, engine.Devices(experiment, wire, book, Guard.of(experiment))
 
 
 def test_private_keys_are_for_their_owner_alone_and_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
@@ -265,7 +262,7 @@ def test_a_fleet_ends_in_the_bits_of_one_process(tmp_path: Path) -> None:
 
     def on_wire(experiment: Experiment, kept: Any) -> Any:
         book = roster.Roster.at(tmp_path / "there", layout.device_keys(home))
-        return engine.Devices(experiment, wire, book, unchecked)
+        return engine.Devices(experiment, wire, book, Guard.of(experiment))
 
     experiment = Experiment.from_config(configs.load(home / "experiment.toml"))
     there = run(experiment, out=tmp_path / "there", engine=on_wire)
@@ -287,7 +284,7 @@ def test_devices_are_asked_once_and_get_the_largest_size_that_they_can_train(tmp
     said: list[str] = []
     wire = Wire(home)
     book = roster.Roster.at(tmp_path, layout.device_keys(home))
-    ours = engine.Devices(experiment, wire, book, unchecked, lambda event: said.append(event["text"]))
+    ours = engine.Devices(experiment, wire, book, Guard.of(experiment), lambda event: said.append(event["text"]))
     fleet = ours.fleet(1, experiment.fleet)
     assert {c: fleet.group_of(c, 1).name for c in fleet.participants(1)} == {0: "0.5", 1: "0.5", 2: "1.0"}
     assert any("d-tiny cannot take part" in text and "below the smallest" in text for text in said)
@@ -409,7 +406,9 @@ def test_clients_of_one_size_share_one_record_and_sizes_are_calibrated_in_one_me
     assert records[0] is records[1]
     wire.sent.clear()
     who = (planned, experiment.size_of_group, 1, 4)
-    found = calibrated(context, method, state, ours, *who, samples=16)
+    missing: list[Absence] = []
+    found = calibrated(context, method, state, ours, *who, samples=16, missing=missing)
+    assert missing == []
     assert set(found) == {"0.25", "0.5", "0.75", "1.0"}
     assert len(wire.sent) == 2 * 2  # two devices in two passes
     inside = InProcess(context, method, shares_of(home, experiment), {})
@@ -430,7 +429,7 @@ def test_the_first_round_waits_for_enough_devices_and_says_so(tmp_path: Path) ->
     said: list[str] = []
     experiment = Experiment.from_config(configs.load(home / "experiment.toml", ["engine.min_clients=2"]))
     book = roster.Roster.at(tmp_path, layout.device_keys(home))
-    ours = engine.Devices(experiment, wire, book, unchecked, lambda event: said.append(event["text"]))
+    ours = engine.Devices(experiment, wire, book, Guard.of(experiment), lambda event: said.append(event["text"]))
     threading.Timer(1.5, lambda: wire.there.update({200: "van"})).start()
     assert ours.fleet(1, experiment.fleet).participants(1) == [1, 3]
     assert "waiting for 2 devices; there: cam" in said

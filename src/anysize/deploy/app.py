@@ -27,6 +27,8 @@ from anysize.deploy.submit import MARK
 from anysize.engines.base import Engine
 from anysize.errors import AnysizeError, ConfigError
 from anysize.experiment import Experiment
+from anysize.report import write as write_report
+from anysize.trust import Guard
 from anysize.wire import Json, Tensors
 
 server_app = ServerApp()
@@ -57,11 +59,12 @@ def run_on(link: Link, home: Path, text: str, resume: bool, overwrite: bool) -> 
 
     def engine(experiment: Experiment, kept: Mapping[int, Tensors]) -> Engine:
         roster = Roster.at(directory, layout.device_keys(home), fresh=not resume)
-        return Devices(experiment, link, roster, lambda sub_model, update: update, tell)
+        return Devices(experiment, link, roster, Guard.of(experiment), tell)
 
     az.run(
         Experiment.from_config(config), out=directory, resume=resume, overwrite=overwrite, on_event=tell, engine=engine
     )
+    write_report(directory)
     tell({"event": "done", "directory": str(directory)})
 
 

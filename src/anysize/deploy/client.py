@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from anysize import device as devices
-from anysize.config import loads
 from anysize.context import Size
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
@@ -24,8 +24,9 @@ from anysize.engines.worker import client_context
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment, Signature
 from anysize.local import perform
-from anysize.methods.base import SubModel, Update
-from anysize.wire import Json, dump, load
+from anysize.methods.base import Update
+from anysize.trust import Gate, accepted
+from anysize.wire import Json, dump
 
 KEPT = "kept"
 
@@ -74,8 +75,8 @@ class Desk:
 
     def _updates(self, known: Knowledge, tickets: Sequence[Json], blobs: Sequence[bytes]) -> Iterator[Update]:
         for ticket, blob in zip(tickets, blobs, strict=True):
-            with one_thread(), known.experiment.blamed(f"round {ticket['round']}, device {self._device.name}"):
-                yield known.answer(SubModel(load(blob)[0], ticket))
+            with one_thread(), known.experiment.blamed(f"device {self._device.name}"):
+                yield known.answer(blob, ticket)
 
     def _known(self, hello: Json) -> Knowledge:
         told = json.dumps(hello, sort_keys=True)
@@ -89,19 +90,21 @@ class Knowledge:
     """What a device makes of an experiment that a server tells it of."""
 
     def __init__(self, device: DeviceConfig, hello: Json) -> None:
-        config = loads(str(hello["config"]), folder=device.folder)
+        config = accepted(str(hello["config"]), device)
         signature = Signature.from_json(hello["signature"])
         sizes = tuple(Size(**size) for size in hello["sizes"])
         self.experiment = Experiment.from_config(config, (signature, sizes))
         self._share = devices.own_share(device, config, signature)
         with weightless():
             self._context = client_context(self.experiment)
+        self._gate = Gate(self._context, self.experiment.method, self.experiment.example, device.limits)
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
 
-    def answer(self, sub_model: SubModel) -> Update:
-        """What it makes of a sub-model; what stays here is kept for the next turn."""
-        number = int(sub_model.ticket["round"])
-        update = perform(self._context, self.experiment.method, sub_model, self._share, self._kept.before(number))
+    def answer(self, blob: bytes, ticket: Any) -> Update:
+        """What it makes of a sub-model, if it can afford it; what stays here is kept for the next turn."""
+        sub_model = self._gate(blob, ticket)
+        number, method = int(sub_model.ticket["round"]), self.experiment.method
+        update = perform(self._context, method, sub_model, self._share, self._kept.before(number))
         if sub_model.ticket["task"] == "train":
             self._kept.put(number, update.keep)
         return update

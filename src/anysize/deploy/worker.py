@@ -107,7 +107,26 @@ class Task:
         push_task_output(self._client, context, status, why)
         self._client.close()
 
-    if __name__ == "__main__":
+    def _beat(self) -> None:
+        """Says now and then that the task is still worked on."""
+        request = SendTaskHeartbeatRequest()
+        while not self._done.wait(_HEARTBEAT_SECONDS):
+            try:
+                self._client.SendTaskHeartbeat(request)
+            except httpx.HTTPError as error:
+                log.warning("the SuperNode does not hear us: %s", error)
+
+
+def _client(address: str, role: str, proof: Any) -> RuntimeHttpClient:
+    """A connection to the SuperNode, which is on this machine: so without TLS."""
+    version = RuntimeVersionHttpInterceptor(component_name=role)
+    retry = make_simple_http_retry_invoker()
+    return RuntimeHttpClient.from_server_address(
+        address, True, None, interceptors=[version, proof], retry_invoker=retry
+    )
+
+
+if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     main(Path(sys.argv[1]))
