@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import small
-from anysize.devices import Fleet, enrolled
+from anysize.devices import Fleet, enrolled, open_fleet
 from anysize.engines import Absence, Engine, InProcess
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment
@@ -171,6 +171,21 @@ def test_real_devices_take_part_as_they_come(tmp_path: Path) -> None:
     assert sizes == {0: "0.5", 1: "1.0", 2: "0.5", 3: "1.0", 4: "0.5"}
     judged = [sum(group["clients"] for group in event["client_metrics"].values()) for event in finished.history]
     assert judged == [3, 3, 5]
+
+
+def test_who_takes_part_does_not_depend_on_who_was_once_there() -> None:
+    """A server that restarts knows only the devices that have come back."""
+    config = small.config(devices={"capacities": [0.5, 1.0], "clients_per_round": 2}).devices
+    planned = open_fleet(config, seed=3)
+    groups = dict.fromkeys(range(6), "0.5")
+    before = enrolled(planned, config, groups, present=[0, 1, 2, 4])
+    after = enrolled(planned, config, dict.fromkeys((0, 1, 2, 4), "0.5"), present=[0, 1, 2, 4])
+    drawn = [before.participants(round) for round in range(1, 30)]
+    assert drawn == [after.participants(round) for round in range(1, 30)]
+    assert {client for pair in drawn for client in pair} == {0, 1, 2, 4}
+    assert all(len(pair) == 2 for pair in drawn)
+    with pytest.raises(IndexError, match="has not come yet"):
+        after.group_of(3, round=1)
 
 
 def test_the_report_lists_who_was_missing(tmp_path: Path) -> None:

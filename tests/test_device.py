@@ -231,7 +231,7 @@ def test_plan_and_inspect_need_no_data() -> None:
     experiment = Experiment.from_config(own())
     made = plan(experiment)
     assert [group["name"] for group in made["groups"]] == ["0.25", "0.5", "0.75", "1.0"]
-    assert [group["clients"] for group in made["groups"]] == [0, 0, 0, 0]
+    assert [group["clients"] for group in made["groups"]] == [None] * 4
     known = plan(small.experiment(model={"options": {"hidden": [16]}}, devices={"capacities": [0.25, 1.0]}))
     assert made["groups"][0]["parameters"] == known["groups"][0]["parameters"]
     assert any("every device counts alike" in notice for notice in made["notices"])

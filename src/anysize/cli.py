@@ -162,7 +162,7 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     for group in made["groups"]:
         cells = [f"{group['parameters']:,}", *(_count(group[key]) for key in ("macs", "training_macs"))]
         cells += [_bytes(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
-        table.add_row(escape(group["name"]), str(group["clients"]), _shape(group), *cells)
+        table.add_row(escape(group["name"]), str(group["clients"] or "any"), _shape(group), *cells)
     out.print(table)
     _say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     _say("Activations: held by a training step. Bytes: per client and round.")
@@ -510,14 +510,16 @@ class _Watch:
             self.before = event["round"]
         if kind in ("resume", "round"):
             self._progress.update(self._bar, completed=event["round"])
-        if kind == "round" and self._metric in event:
+        if kind == "round" and (self._metric in event or event.get("client_metrics")):
             self._show(event)
         if kind == "round" and event.get("missing"):
             listed = "; ".join(f"client {entry['client']}, {entry['why']}" for entry in event["missing"])
             _print_notices([f"round {event['round']}{' changed nothing' if event.get('void') else ''}: {listed}"])
 
     def _show(self, event: Mapping[str, Any]) -> None:
-        note = f"{self._metric} {_by_size(event[self._metric])}"
+        own = {group: values["mean"] for group, values in event.get("client_metrics", {}).items()}
+        note = f"{self._metric} {_by_size(event[self._metric])}" if self._metric in event else ""
+        note = note or f"{self._metric} on the clients' own data {_by_size(own)}"
         self._progress.update(self._bar, note=note)
         if not err.is_terminal:
             err.print(f"{self._title} {event['round']}: {note}", markup=False)

@@ -212,7 +212,7 @@ def unfit(part: Part, signature: Signature) -> list[str]:
 def _values(part: Part, signature: Signature, tokens: bool) -> list[str]:
     """What is wrong with the values of samples that have the right form; each is looked at once."""
     problems: dict[str, None] = {}
-    for index in torch.arange(len(part)).split(_AT_ONCE):
+    for index in torch.split(torch.arange(len(part)), _AT_ONCE):
         x, y = part.batch(index)
         for name, values in (("inputs", x), ("targets", y)):
             if values.is_floating_point() and not bool(values.isfinite().all()):

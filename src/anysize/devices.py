@@ -163,14 +163,23 @@ class Fleet:
         """The number of clients of each group, by the group's name."""
         return {group.name: group.clients for group in self.groups}
 
-    def is_present(self, client: int) -> bool:
-        """Whether a client is there at all; in a simulation, always."""
-        return self.present is None or client in self.present
+    def shuffled(self, round: int, purpose: str) -> Iterator[int]:
+        """The clients in an order drawn anew for every round and purpose.
+
+        Of real devices only those that are there, in an order that does not depend on who else was ever there: after a
+        restart the server may know fewer.
+        """
+        if self.present is not None:
+            yield from sorted(self.present, key=lambda client: (derive(self.seed, round, client, purpose), client))
+            return
+        yield from _shuffled(self.clients, derive(self.seed, round, purpose))
 
     def group_of(self, client: int, round: int) -> DeviceGroup:
         """The group that a client belongs to in a round."""
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}")
+        if self.present is not None and self.members[client] < 0:
+            raise IndexError(f"client {client} has not come yet, so that nobody knows what it can train")
         if not self.redrawn:
             return self.groups[int(self.members[client])]
         attempt = self._covering_attempt(round) if self.cover else 0
@@ -187,11 +196,9 @@ class Fleet:
             return list(range(self.clients))
         chosen: list[int] = []
         left = list(self.per_group)
-        for client in _shuffled(self.clients, derive(self.seed, round, "participants")):
+        for client in self.shuffled(round, "participants"):
             if len(chosen) == self.per_round:
                 break
-            if not self.is_present(client):
-                continue
             if (always or self._available(client, round)) and self._wanted(client, left):
                 chosen.append(client)
         return sorted(chosen)

@@ -208,8 +208,7 @@ def able(
     context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], size: Size, round: int, count: int
 ) -> list[int]:
     """Up to `count` clients whose devices can run `size`, drawn anew every round; in a simulation any, if none can."""
-    random = generator(context.seed, round, "calibration")
-    order = [client for client in _draws(fleet.clients, count, random) if fleet.is_present(client)]
+    order = _draws(context, fleet, round, count, "calibration")
     chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(size)]
     anybody = order if fleet.present is None else []  # a real device refuses what it cannot run
     return sorted((chosen or anybody)[:count])
@@ -275,9 +274,8 @@ def judged(
 def _asked(context: Context, fleet: Fleet, round: int, count: int | None) -> list[int]:
     """The clients that are asked about their held-out data: all, or `count` drawn anew every round."""
     if count is None or count >= fleet.clients:
-        return [client for client in range(fleet.clients) if fleet.is_present(client)]
-    drawn = _draws(fleet.clients, count, generator(context.seed, round, "evaluation"))
-    return sorted([client for client in drawn if fleet.is_present(client)][:count])
+        return list(range(fleet.clients)) if fleet.present is None else sorted(fleet.present)
+    return sorted(_draws(context, fleet, round, count, "evaluation")[:count])
 
 
 def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[str, Json]:
@@ -308,8 +306,11 @@ def _message(
     return replace(message, ticket=message.ticket | {"task": task} | more)
 
 
-def _draws(clients: int, count: int, random: torch.Generator) -> list[int]:
+def _draws(context: Context, fleet: Fleet, round: int, count: int, purpose: str) -> list[int]:
     """Distinct client ids in random order: all of them if they are few, else enough to choose from."""
-    if clients <= 10_000:
-        return [int(i) for i in torch.randperm(clients, generator=random)]
-    return list(dict.fromkeys(int(i) for i in torch.randint(clients, (count * _TRIES,), generator=random)))
+    if fleet.present is not None:
+        return list(fleet.shuffled(round, purpose))
+    random = generator(context.seed, round, purpose)
+    if fleet.clients <= 10_000:
+        return [int(i) for i in torch.randperm(fleet.clients, generator=random)]
+    return list(dict.fromkeys(int(i) for i in torch.randint(fleet.clients, (count * _TRIES,), generator=random)))

@@ -27,7 +27,7 @@ def plan(experiment: Experiment) -> Json:
                 "mask": size.mask,
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
-                "clients": group.clients,
+                "clients": group.clients or None,  # who comes to a fleet is seen only then
                 "ways": dict(experiment.method.ways(context, size)),
             }
             | asdict(costs[size.label])

@@ -568,7 +568,7 @@ class _Runner:
         for group in experiment.fleet.groups:
             size = experiment.size_of_group[group.name]
             budget = None if group.budget is None else group.budget.limits()
-            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients}
+            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients or None}
             groups.append(about | {"capacity": group.capacity, "budget": budget} | asdict(self._costs[size.label]))
         return {
             "event": "start",

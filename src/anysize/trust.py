@@ -99,7 +99,7 @@ def _finished(context: Context, method: Method[Any], meta: SubModel) -> nn.Modul
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _without_statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
