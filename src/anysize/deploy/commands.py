@@ -88,7 +88,10 @@ def join(
 ) -> None:
     """Take part in a fleet with this device until it is stopped."""
     from anysize.deploy.join import join as take_part
+    from anysize.deploy.measure import measured
 
+    if measure:
+        measured(file, insecure=insecure, say=_say)
     take_part(file, insecure=insecure, say=_say)
 
 

@@ -111,7 +111,7 @@ class Devices(Engine):
         least = self._options.min_clients or 1
         patience = self._options.round_timeout or _RETURN_SECONDS
         began, told = time.monotonic(), -1.0
-        self._muster(0.0 if self._began else _INTRODUCTION_SECONDS, least)
+        self._muster(0.0 if self._began else _INTRODUCTION_SECONDS)
         while len(self._here.nodes) < least:
             waited = time.monotonic() - began
             if self._began and waited > patience:
@@ -120,7 +120,7 @@ class Devices(Engine):
                 told = waited
                 self._notice(f"waiting for {least} devices; there: {', '.join(self._names()) or 'nobody'}")
             time.sleep(_SLOWEST_POLL_SECONDS)
-            self._muster(0.0, least)
+            self._muster(0.0)
         self._began = True
         return enrolled(planned, self._experiment.config.devices, self._here.groups, self._here.nodes)
 
@@ -203,8 +203,8 @@ class Devices(Engine):
         except AnysizeError as error:
             return _absent(letter, f"sent rubbish: {plain(str(error))}")
 
-    def _muster(self, seconds: float, enough: int) -> None:
-        """Asks who is new, waits some seconds for their answers unless enough are there, and notes who is."""
+    def _muster(self, seconds: float) -> None:
+        """Asks who is new, waits some seconds for their answers, and notes who is there."""
         connected = self._link.nodes()
         known = {*self._here.known, *self._here.asked.values()}
         for node in (node for node in connected if node not in known):
@@ -217,8 +217,7 @@ class Devices(Engine):
         while True:
             self._gather()
             self._note_present(connected)
-            done = not self._here.asked or len(self._here.nodes) >= enough
-            if done or time.monotonic() > deadline:
+            if not self._here.asked or time.monotonic() > deadline:
                 return
             time.sleep(_POLL_SECONDS)
 

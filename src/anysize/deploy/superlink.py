@@ -12,24 +12,43 @@ import ipaddress
 from typing import Any
 
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _DEVICES = "/v1/fleet/"
+SPEED = "/v1/fleet/anysize-speed"
+"""Where a device that measures itself sends and gets bytes, to see how long that takes."""
+SPEED_BYTES = 1 << 20
 
 
 class OnlyDevicesFromOutside:
-    """Refuses requests from other machines, except those that devices make."""
+    """Refuses requests from other machines, except those that devices make, and answers those about speed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") == SPEED:
+            await _speed(scope, receive, send)
+            return
         if scope["type"] == "lifespan" or allowed(str(scope.get("path", "")), scope.get("client")):
             await self._app(scope, receive, send)
             return
         refusal = PlainTextResponse("only devices may call from another machine", status_code=403)
         await refusal(scope, receive, send)
+
+
+async def _speed(scope: Scope, receive: Receive, send: Send) -> None:
+    """Takes up to a megabyte and forgets it, or gives one."""
+    request, came = Request(scope, receive), 0
+    async for part in request.stream():
+        came += len(part)
+        if came > SPEED_BYTES:
+            await PlainTextResponse("too much", status_code=413)(scope, receive, send)
+            return
+    content = bytes(SPEED_BYTES) if request.method == "GET" else b""
+    await Response(content, media_type="application/octet-stream")(scope, receive, send)
 
 
 def allowed(path: str, caller: Any) -> bool:
