@@ -126,6 +126,14 @@ def test_names_in_the_file_are_relative_to_it(device: DeviceConfig, tmp_path: Pa
     assert device.path("key") == tmp_path.resolve() / "key"
 
 
+def test_the_file_in_the_docs_is_one() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "trust.md").read_text(encoding="utf-8")
+    text = page.partition("```text\n")[2].partition("```")[0]
+    device = devices.loads(text)
+    assert device.capacity == 0.25
+    assert set(device.model_dump(exclude_none=True)) == set(DeviceConfig.model_fields) - {"budget"}
+
+
 # Its data -------------------------------------------------------------------------------------------
 
 
