@@ -17,7 +17,7 @@ def digits(device: str, devices: list[str]) -> Share:
         devices: the names of all, in one order everywhere.
 
     >>> len(digits("cam", ["board", "cam", "van"]).train)
-    480
+    479
     """
     if device not in devices:
         raise DataError(f"device '{device}' is not among the devices of the example: {', '.join(devices)}")
