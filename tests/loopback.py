@@ -82,7 +82,8 @@ class Loopback:
         while not until():
             ended = process.poll() is not None and not until()
             late = time.monotonic() > deadline
-            assert not (ended or late), f"{name} {'ended' if ended else 'is late'}: {self.log(name)[-3000:]}"
+            if ended or late:
+                raise AssertionError(f"{name} {'ended' if ended else 'is late'}: {self.log(name)[-3000:]}")
             time.sleep(0.2)
 
     def finished(self, seconds: float = 240) -> str:

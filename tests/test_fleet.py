@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -479,6 +480,14 @@ def test_a_superlink_is_found_by_its_folder_or_by_its_name(tmp_path: Path, monke
     (home / "flower" / "config.toml").write_text('[superlink.fleet]\naddress = "x:1"\n')
     with pytest.raises(ConfigError, match="root-certificates"):
         submit.located("fleet")
+
+
+def test_errors_of_flower_are_told_in_plain_words() -> None:
+    def came(code: int) -> Any:  # messages of Flower's own can be made in a run only
+        return SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(code=code, reason="long story"))
+
+    said = {code: link._reply(came(code)).error for code in (1, 3, 5)}
+    assert said == {1: "long story", 3: "too late: its message had expired", 5: "disappeared: its heartbeat stopped"}
 
 
 def simulated(folder: Path, config: Any) -> Any:

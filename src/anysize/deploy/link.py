@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from flwr.app import Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 Kind = Literal["query", "train", "evaluate"]
 
 _TYPES = {"query": MessageType.QUERY, "train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+_ERRORS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "too late: its message had expired",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "too late: its answer had expired",
+    ErrorCode.NODE_UNAVAILABLE: "disappeared: its heartbeat stopped",
+    ErrorCode.CLIENT_APP_CRASHED: "crashed",
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class GridLink:
 
 
 def _reply(message: Message) -> Reply:
-    if message.has_error():
-        return Reply(None, message.error.reason or f"Flower's error {message.error.code}")
-    return Reply(message.content)
+    if not message.has_error():
+        return Reply(message.content)
+    error = message.error
+    return Reply(None, _ERRORS.get(error.code) or error.reason or f"failed with Flower's error {error.code}")
