@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.layout import fast, layout
 from anysize.methods.base import Client, Method, SubModel
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.recurrence import FewSteps
@@ -77,8 +78,8 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     meta = SubModel(
         {n: t.to("meta") for n, t in message.tensors.items()}, message.ticket | {"task": "train", "rate": 0.1}
     )
-    module = hollow(method.build(context, meta), constants=False)
-    batch = Batch(example.x.to("meta"), example.y.to("meta"))
+    module = layout(hollow(method.build(context, meta), constants=False))
+    batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
     training, held = training_step(context, method, module, batch)
     finished = method.customize(context, state, trained(method, context, size))
     network = hollow(finished, constants=False)
@@ -136,8 +137,8 @@ def zero_macs(layer: nn.Module, macs: int) -> int:
 
 def step_latency_ms(context: Context, method: Method[Any], message: SubModel, example: Batch, steps: int = 5) -> float:
     """The median time of a training step of the very network that a client builds, on this machine, one thread."""
-    module = method.build(context, message).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batch = Batch(torch.zeros_like(example.x, device="cpu"), torch.zeros_like(example.y, device="cpu"))
+    module = layout(method.build(context, message))
+    batch = Batch(fast(torch.zeros_like(example.x, device="cpu")), torch.zeros_like(example.y, device="cpu"))
     times = []
     for _ in range(steps + 1):  # the first one warms up
         began = time.perf_counter()

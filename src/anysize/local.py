@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from anysize.accelerators import place
 from anysize.config import TrainingConfig
@@ -25,6 +24,7 @@ from anysize.data.augment import augment
 from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import DataError, MethodError
+from anysize.layout import fast, layout
 from anysize.methods.base import Method, ParameterGroup, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.rng import derive, generator
@@ -291,44 +291,6 @@ def draw(part: Part, index: Tensor) -> Batch:
     """The samples at `index` as a network receives them."""
     x, y = part.batch(index)
     return Batch(fast(to_input(x)), y)
-
-
-def fast(x: Tensor) -> Tensor:
-    """The same inputs; images in the memory layout that is fast on a CPU."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def layout(module: nn.Module) -> nn.Module:
-    """The same module in the memory layout that is fast on a CPU.
-
-    In that layout torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a stride, at some
-    numbers of channels. Such a layer is given every s-th pixel instead, which is the same function. A ReLU behind a
-    layer that does not need its own output again writes into it: the same bits with less memory to go through.
-    """
-    chains = (container for container in module.modules() if isinstance(container, nn.Sequential))
-    for layer, after in chain.from_iterable(pairwise(container) for container in chains):
-        if isinstance(after, nn.ReLU) and isinstance(layer, nn.Conv2d | nn.Linear | _BatchNorm):
-            after.inplace = True
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d) and _strides_over_pixels(layer):
-            layer.register_forward_pre_hook(_EveryPixel(*(int(step) for step in layer.stride)))
-            layer.stride = (1, 1)
-    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-@dataclass(frozen=True)
-class _EveryPixel:
-    """A forward hook: every pixel that a stride would visit."""
-
-    rows: int
-    columns: int
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0][..., :: self.rows, :: self.columns], *inputs[1:])
-
-
-def _strides_over_pixels(layer: nn.Conv2d) -> bool:
-    return layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and tuple(layer.stride) != (1, 1)
 
 
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
