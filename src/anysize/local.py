@@ -6,6 +6,7 @@ one message shape only. What happens depends on the message and the data alone: 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def train(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
     """The update after local training."""
-    module = trainable(context, method, sub_model)
+    module = built(context, method, sub_model)
     local = local_names(context, module)
     own = fitting(module, local, kept)
     load_into(module, own)
@@ -96,7 +97,7 @@ def train(
         if training.clip is not None:
             for group in optimizer.param_groups:
                 nn.utils.clip_grad_norm_(group["params"], training.clip)
-        optimizer.step()
+        take_step(optimizer)
         loss_sum += loss.detach() * len(batch.y)
         seen += len(batch.y)
     told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
@@ -161,8 +162,8 @@ def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubM
     """The built network, with the batch-norm statistics that came with the message attached, if any did."""
     plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
     sent = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
-    module = layout(method.build(context, replace(sub_model, tensors=plain)))
-    return place(attach(module, Statistics.of(sent)) if sent else module, context.device)
+    module = built(context, method, replace(sub_model, tensors=plain), fixed=bool(sent))
+    return place(attach(module, Statistics.of(sent)), context.device) if sent else module
 
 
 def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
@@ -202,12 +203,19 @@ def measured(
     return sums
 
 
-def trainable(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
-    """The network of the sub-model, ready to train; one of the same shapes is used again with the new tensors."""
+def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: bool = False) -> nn.Module:
+    """The network of the sub-model; one of the same shapes is used again with the new tensors.
+
+    Args:
+        context: the client's, which holds the networks that were built before.
+        method: the method.
+        sub_model: what the client received.
+        fixed: whether batch-norm statistics will be attached to it; such networks are kept apart.
+    """
     if not method.reusable:
         return place(layout(method.build(context, sub_model)), context.device)
     shapes = tuple((name, tensor.shape) for name, tensor in sub_model.tensors.items())
-    key = (id(method), sub_model.width, shapes)
+    key = (id(method), sub_model.width, sub_model.finished, fixed, shapes)
     if key not in context.built:
         module = place(layout(method.build(context, sub_model)), context.device)
         context.built[key] = (method, module, dict(constants(module)))
@@ -312,6 +320,12 @@ def optimizer_of(training: TrainingConfig, groups: Iterable[ParameterGroup], rat
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """One step, without what torch puts around it for its compiler and its profiler: that loads them, for seconds."""
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def held_classes(context: Context, part: Part) -> Tensor | None:
