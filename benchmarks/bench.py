@@ -31,8 +31,7 @@ from anysize.config import from_dict
 from anysize.context import Context, Size
 from anysize.data import Data, Share, to_input
 from anysize.elastic.norm import Statistics
-from anysize.engines import InProcess
-from anysize.engines.inprocess import one_thread
+from anysize.engines.inprocess import InProcess, one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Processes
 from anysize.engines.stacked import Stacked

@@ -10,7 +10,8 @@ import pytest
 
 import small
 from anysize.devices import Fleet, enrolled, open_fleet
-from anysize.engines import Absence, Engine, InProcess
+from anysize.engines.base import Absence, Engine
+from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment
 from anysize.methods.base import SubModel, Update

@@ -16,7 +16,8 @@ from anysize.cost import Cost, first_fitting, measure, trained
 from anysize.data import Data
 from anysize.engines.inprocess import one_thread
 from anysize.experiment import Experiment
-from anysize.local import draw, layout, perform
+from anysize.layout import layout
+from anysize.local import draw, perform
 from anysize.methods import FLANC, Client, FedAvg, HeteroFL, Method, SubModel
 from anysize.methods.base import GRID
 from anysize.objectives import Batch, Step, make_objective, proximal
@@ -92,7 +93,8 @@ def test_training_is_counted_as_a_real_step_on_real_tensors(method: str, tricks:
         with one_thread():
             macs, memory = real_step(made, message_of(made, state, size))
         assert cost.training_macs == macs // 6
-        assert cost.activation_bytes == pytest.approx(memory, rel=0.02)
+        # A convolution of one channel on the meta device does not tell its layout: the copy before Linear is not seen.
+        assert cost.activation_bytes == pytest.approx(memory, rel=0.03)
 
 
 def test_a_step_of_a_recurrent_network_is_counted_too() -> None:

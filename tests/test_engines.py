@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from anysize.config import from_dict
-from anysize.engines import InProcess, shared
+from anysize.engines import shared
+from anysize.engines.inprocess import InProcess
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import AnysizeError, DataError, MethodError
 from anysize.evaluation import calibrated, on_test

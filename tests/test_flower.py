@@ -13,7 +13,7 @@ import torch
 
 import anysize as az
 import small
-from anysize.engines import InProcess
+from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, ConfigError, MethodError
 from anysize.experiment import Experiment
 from anysize.methods import methods

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize.local import batches, layout, perform
+from anysize.layout import layout
+from anysize.local import batches, perform
 from anysize.methods import FedAvg, HeteroFL
 from anysize.methods.base import Client, SubModel
 from anysize.objectives import Batch, Step
@@ -35,6 +36,38 @@ def test_the_fast_layout_computes_what_the_plain_one_does(channels: int, stride:
             output.square().sum().backward()
         for one, other in zip(plain.parameters(), fast.parameters()):
             torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_pooling_before_a_relu_gives_the_same_bits(padding: int) -> None:
+    torch.manual_seed(0)
+    parts = {
+        "conv": nn.Conv2d(1, 6, 3),
+        "relu": nn.ReLU(),
+        "pool": nn.MaxPool2d(2, padding=padding),
+        "end": nn.Flatten(),
+    }
+    plain = nn.Sequential()
+    for name, part in parts.items():
+        plain.add_module(name, part)
+    plain = plain.to(memory_format=torch.channels_last)
+    fast = layout(copy.deepcopy(plain))
+    assert list(dict(fast.named_children())) == ["conv", "pool", "relu", "end"]
+    x = torch.randn(8, 1, 9, 9).round().contiguous(memory_format=torch.channels_last)  # with ties
+    x[0] = -x[0].abs() - 3  # windows of which nothing is left
+    for network in (plain, fast):
+        network(x).square().sum().backward()
+    assert torch.equal(fast(x), plain(x))
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(plain.parameters(), fast.parameters()))
+
+
+def test_a_container_with_its_own_way_through_is_left_alone() -> None:
+    class Twice(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x.mean()
+
+    plain = Twice(nn.ReLU(), nn.MaxPool2d(2))
+    assert [type(part) for part in layout(plain)] == [nn.ReLU, nn.MaxPool2d]
 
 
 @pytest.mark.parametrize("samples, size", [(1, 4), (2, 1), (5, 2), (9, 4), (8, 4), (33, 32)])

@@ -18,7 +18,7 @@ from anysize import config as configs
 from anysize.data import Share
 from anysize.device import Limits, held_apart
 from anysize.devices import Fleet, enrolled
-from anysize.engines import Absence, Engine
+from anysize.engines.base import Absence, Engine
 from anysize.errors import AnysizeError, DataError
 from anysize.experiment import Experiment
 from anysize.local import perform

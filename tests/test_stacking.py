@@ -14,7 +14,8 @@ from torch import nn
 import small
 from anysize.context import Size
 from anysize.data import Data
-from anysize.engines import Engine, InProcess
+from anysize.engines.base import Engine
+from anysize.engines.inprocess import InProcess
 from anysize.engines.processes import Processes
 from anysize.engines.stacked import Stacked
 from anysize.errors import AnysizeError, ConfigError, MethodError

@@ -20,7 +20,8 @@ import small
 from anysize import config as configs
 from anysize.device import DeviceConfig, Limits
 from anysize.devices import Budget
-from anysize.engines import Absence, InProcess
+from anysize.engines.base import Absence
+from anysize.engines.inprocess import InProcess
 from anysize.errors import CheckpointError, ConfigError, TrustError
 from anysize.experiment import Experiment
 from anysize.methods.base import Client, SubModel, Update

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from anysize.deploy import commands as fleets
 from anysize.errors import AnysizeError
+from anysize.start import without_compiler
 
 if TYPE_CHECKING:
     from anysize.devices import Budget
@@ -407,6 +408,7 @@ def demo(
 
 def main() -> None:
     """Runs the command line; a user's mistake ends in one or two lines and exit code 2."""
+    without_compiler()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:

@@ -782,7 +782,7 @@ class EvaluationConfig(Table):
     """Test every data group (domain, writer) by itself: no batch mixes two, and each one's metric is kept."""
     calibration_clients: Count = 20
     """How many clients re-estimate batch-norm statistics."""
-    calibration_samples: Count = 128
+    calibration_samples: Count = 64
     """How many of its training samples each of them takes for it, at most."""
     clients: Count | None = None
     """How many clients judge themselves where on has "clients"; absent: all."""

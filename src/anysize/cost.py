@@ -19,10 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
-from anysize.methods.base import Client, Method, SubModel
+from anysize.layout import fast, layout
+from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.recurrence import FewSteps
-from anysize.wire import Tensors, size_bytes
+from anysize.wire import size_bytes
 
 
 @dataclass(frozen=True)
@@ -90,23 +91,24 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
     """What a client that is sent a sub-model to train can tell of its cost, by the names of `Cost`."""
     meta = on_meta(sub_model)
     module, answer = answered(context, method, meta)
-    batch = Batch(example.x.to("meta"), example.y.to("meta"))
-    training, held = training_step(context, method, module, batch)
+    batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
+    training, held = training_step(context, method, layout(module), batch)
     return {
         "parameters": method.parameters(module, meta),
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
         "bytes_down": size_bytes(meta.tensors, meta.ticket),
-        "bytes_up": size_bytes(answer, meta.ticket | _measured(context)),
+        "bytes_up": size_bytes(answer.tensors, answer.ticket | _measured(context)),
     }
 
 
-def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Tensors]:
+def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Update]:
     """The network that a client trains, and what it sends back of it, both on the meta device."""
     module = hollow(method.build(context, meta), constants=False)
     stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
-    packed = method.pack(module, meta).tensors
-    return module, {name: tensor for name, tensor in packed.items() if name not in stays}
+    packed = method.pack(module, meta)
+    sent = {name: tensor for name, tensor in packed.tensors.items() if name not in stays}
+    return module, replace(packed, tensors=sent)
 
 
 def on_meta(sub_model: SubModel) -> SubModel:
@@ -161,8 +163,8 @@ def zero_macs(layer: nn.Module, macs: int) -> int:
 
 def step_latency_ms(context: Context, method: Method[Any], message: SubModel, example: Batch, steps: int = 5) -> float:
     """The median time of a training step of the very network that a client builds, on this machine, one thread."""
-    module = method.build(context, message).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batch = Batch(torch.zeros_like(example.x, device="cpu"), torch.zeros_like(example.y, device="cpu"))
+    module = layout(method.build(context, message))
+    batch = Batch(fast(torch.zeros_like(example.x, device="cpu")), torch.zeros_like(example.y, device="cpu"))
     times = []
     for _ in range(steps + 1):  # the first one warms up
         began = time.perf_counter()

@@ -6,16 +6,16 @@ one message shape only. What happens depends on the message and the data alone: 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from anysize.accelerators import place
 from anysize.config import TrainingConfig
@@ -25,6 +25,7 @@ from anysize.data.augment import augment
 from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import DataError, MethodError
+from anysize.layout import fast, layout
 from anysize.methods.base import Method, ParameterGroup, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.rng import derive, generator
@@ -71,7 +72,7 @@ def train(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
     """The update after local training."""
-    module = trainable(context, method, sub_model)
+    module = built(context, method, sub_model)
     local = local_names(context, module)
     own = fitting(module, local, kept)
     load_into(module, own)
@@ -96,7 +97,7 @@ def train(
         if training.clip is not None:
             for group in optimizer.param_groups:
                 nn.utils.clip_grad_norm_(group["params"], training.clip)
-        optimizer.step()
+        take_step(optimizer)
         loss_sum += loss.detach() * len(batch.y)
         seen += len(batch.y)
     told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
@@ -168,8 +169,8 @@ def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubM
     """The built network, with the batch-norm statistics that came with the message attached, if any did."""
     plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(STATISTICS)}
     sent = {n.removeprefix(STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(STATISTICS)}
-    module = layout(method.build(context, replace(sub_model, tensors=plain)))
-    return place(attach(module, Statistics.of(sent)) if sent else module, context.device)
+    module = built(context, method, replace(sub_model, tensors=plain), fixed=bool(sent))
+    return place(attach(module, Statistics.of(sent)), context.device) if sent else module
 
 
 def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
@@ -209,12 +210,19 @@ def measured(
     return sums
 
 
-def trainable(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
-    """The network of the sub-model, ready to train; one of the same shapes is used again with the new tensors."""
+def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: bool = False) -> nn.Module:
+    """The network of the sub-model; one of the same shapes is used again with the new tensors.
+
+    Args:
+        context: the client's, which holds the networks that were built before.
+        method: the method.
+        sub_model: what the client received.
+        fixed: whether batch-norm statistics will be attached to it; such networks are kept apart.
+    """
     if not method.reusable:
         return place(layout(method.build(context, sub_model)), context.device)
     shapes = tuple((name, tensor.shape) for name, tensor in sub_model.tensors.items())
-    key = (id(method), sub_model.width, shapes)
+    key = (id(method), sub_model.width, sub_model.finished, fixed, shapes)
     if key not in context.built:
         module = place(layout(method.build(context, sub_model)), context.device)
         context.built[key] = (method, module, dict(constants(module)))
@@ -300,44 +308,6 @@ def draw(part: Part, index: Tensor) -> Batch:
     return Batch(fast(to_input(x)), y)
 
 
-def fast(x: Tensor) -> Tensor:
-    """The same inputs; images in the memory layout that is fast on a CPU."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def layout(module: nn.Module) -> nn.Module:
-    """The same module in the memory layout that is fast on a CPU.
-
-    In that layout torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a stride, at some
-    numbers of channels. Such a layer is given every s-th pixel instead, which is the same function. A ReLU behind a
-    layer that does not need its own output again writes into it: the same bits with less memory to go through.
-    """
-    chains = (container for container in module.modules() if isinstance(container, nn.Sequential))
-    for layer, after in chain.from_iterable(pairwise(container) for container in chains):
-        if isinstance(after, nn.ReLU) and isinstance(layer, nn.Conv2d | nn.Linear | _BatchNorm):
-            after.inplace = True
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d) and _strides_over_pixels(layer):
-            layer.register_forward_pre_hook(_EveryPixel(*(int(step) for step in layer.stride)))
-            layer.stride = (1, 1)
-    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-@dataclass(frozen=True)
-class _EveryPixel:
-    """A forward hook: every pixel that a stride would visit."""
-
-    rows: int
-    columns: int
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0][..., :: self.rows, :: self.columns], *inputs[1:])
-
-
-def _strides_over_pixels(layer: nn.Conv2d) -> bool:
-    return layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and tuple(layer.stride) != (1, 1)
-
-
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
     """A new optimizer over the method's parameter groups; momentum starts at zero every round."""
     return optimizer_of(context.training, method.groups(module), rate)
@@ -357,6 +327,12 @@ def optimizer_of(training: TrainingConfig, groups: Iterable[ParameterGroup], rat
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """One step, without what torch puts around it for its compiler and its profiler: that loads them, for seconds."""
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def held_classes(context: Context, part: Part) -> Tensor | None:

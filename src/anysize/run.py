@@ -8,6 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -27,10 +28,10 @@ from anysize.cost import Cost, first_fitting
 from anysize.devices import Budget, Fleet, round_seconds
 from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
-from anysize.engines import Absence, Engine, InProcess
-from anysize.engines.inprocess import one_thread
+from anysize.engines.base import Absence, Engine
+from anysize.engines.inprocess import InProcess, one_thread
 from anysize.engines.memory import hold_memory
-from anysize.engines.processes import Processes, obstacle
+from anysize.engines.processes import Crew, Processes, obstacle
 from anysize.engines.stacked import Stacked
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, unknown
 from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
@@ -361,38 +362,51 @@ class _Runner:
         self._metrics: list[str] = []
         self._saved = 0  # the round of the checkpoint in the directory
         self._void = 0  # rounds in a row with too few answers
+        self._crew: Crew | None = None
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
         began = time.perf_counter()
         config = self._experiment.config
-        with self._experiment.blamed("before the first round"):
-            fresh = self._tried(resume, overwrite)
-        directories.make(self._directory)
-        with directories.locked(self._directory):
+        with self._experiment.blamed("before the first round"), ExitStack() as stack:
+            self._check(resume, overwrite)
+            self._crew = stack.enter_context(Crew(config.engine.workers)) if self._wants_crew() else None
+            fresh = self._tried()
+            directories.make(self._directory)
+            stack.enter_context(directories.locked(self._directory))
             current = self._resumed(fresh) if resume else self._begun(fresh, overwrite)
-            with self._engine(current) as engine:
-                self._profile()  # the first round's time starts here, with workers ready
-                while current.round < config.rounds:
-                    with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
-                        current = self._round(current, engine)
+            engine = stack.enter_context(self._engine(current))
+            started = stack.pop_all()
+        with started:
+            self._profile()  # the first round's time starts here, with workers ready
+            while current.round < config.rounds:
+                with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
+                    current = self._round(current, engine)
             end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
             self._event(end | self._profile())
 
-    def _tried(self, resume: bool, overwrite: bool) -> Any:
+    def _check(self, resume: bool, overwrite: bool) -> None:
+        """Refuses what can be seen to be wrong before anything is prepared."""
+        if self._make_engine is None:
+            _check_engine(self._experiment.config)
+        if resume:
+            self._check_resumable()
+        else:
+            directories.check_free(self._directory, overwrite)
+
+    def _wants_crew(self) -> bool:
+        """Whether worker processes will be needed, which then start while the rest is prepared."""
+        ours = self._make_engine is None and self._experiment.config.engine.name == "processes"
+        return ours and obstacle(self._experiment) is None
+
+    def _tried(self) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
         experiment = self._experiment
-        if self._make_engine is None:
-            _check_engine(experiment.config)
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
         if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
             raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
         if experiment.config.evaluation.attack != "none":
             check_attackable(experiment)
-        if resume:
-            self._check_resumable()
-        else:
-            directories.check_free(self._directory, overwrite)
         if experiment.config.training.stack > 1:
             stacking.check(experiment.context, experiment.method)
         self._metrics = metric_names(experiment)
@@ -446,6 +460,8 @@ class _Runner:
             return self._make_engine(experiment, current.kept)
         if options.name != "inprocess":
             reason = obstacle(experiment)
+            if reason is None and self._crew is not None:
+                return Processes(experiment, current.kept, crew=self._crew)
             if reason is None:
                 return engine_kind(options.name)(experiment, current.kept, options.workers)
             self._on_event({"event": "notice", "text": f"clients run in this process, one after another: {reason}"})

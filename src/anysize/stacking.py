@@ -28,7 +28,7 @@ from anysize.accelerators import place
 from anysize.context import Context
 from anysize.data import Part, Shares
 from anysize.errors import ConfigError, MethodError
-from anysize.local import held_classes, learned, load_into, local_batches, optimizer_of, perform
+from anysize.local import held_classes, learned, load_into, local_batches, optimizer_of, perform, take_step
 from anysize.methods.base import Method, ParameterGroup, SubModel, Update
 from anysize.objectives import Batch, Step, masked_distillation, masked_objective, proximal
 from anysize.wire import Tensors
@@ -125,7 +125,7 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
         if context.training.clip is not None:
             for group in groups:
                 clip_each(group.parameters, context.training.clip)
-        optimizer.step()
+        take_step(optimizer)
         sums += loss.detach() * y.shape[1]
         seen += y.shape[1]
     updates = []

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from anysize.engines import shared
 from anysize.engines.base import Engine
+from anysize.engines.desk import client_context, experiment_of, failure
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import described, raised
-from anysize.engines.worker import client_context, experiment_of, failure
 from anysize.errors import AnysizeError, ConfigError
 from anysize.local import perform
 from anysize.methods.base import SubModel, Update

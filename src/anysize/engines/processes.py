@@ -86,6 +86,55 @@ class _Flow:
     exhausted: bool = False
 
 
+class Crew:
+    """Worker processes that load what they need while the server still prepares what it will tell them.
+
+    Args:
+        count: how many; by default one per core.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self._key = secrets.token_bytes(32)
+        self.listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for _ in range(count or os.cpu_count() or 1):
+                self.processes.append(self._spawn())
+        except BaseException:
+            self.close()
+            raise
+
+    def replacement(self, ended: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """A new process in the place of one that has ended."""
+        self.processes[self.processes.index(ended)] = fresh = self._spawn()
+        return fresh
+
+    def close(self) -> None:
+        """Ends the processes at once: a worker holds nothing that is not the server's."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        self.processes = []
+        self.listener.close()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        return subprocess.Popen(
+            [sys.executable, "-m", "anysize.engines.worker", json.dumps(self.listener.address)],
+            env=os.environ | one | {KEY: self._key.hex()},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the server's to handle; workers end with the connection
+        )
+
+
 class Processes(Engine):
     """Runs clients in worker processes.
 
@@ -93,29 +142,30 @@ class Processes(Engine):
         experiment: one that other processes can be told about (see `obstacle`).
         kept: what stayed with each client, by its id.
         workers: how many; by default one per core.
+        crew: the processes, if they have been started already.
     """
 
-    def __init__(self, experiment: Experiment, kept: Mapping[int, Tensors], workers: int | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        kept: Mapping[int, Tensors],
+        workers: int | None = None,
+        crew: Crew | None = None,
+    ) -> None:
         self._kept = kept
-        self._count = workers or os.cpu_count() or 1
-        self._test = _testable(experiment)
-        self._batch_size = experiment.config.evaluation.batch_size
-        self._home = shared.folder()
-        self._slots: list[_Slot | None] = [None] * (2 * self._count)
-        self._names = 0
-        self._free = deque(range(2 * self._count))
-        self._key = secrets.token_bytes(32)
-        self._hello = json.dumps(described(experiment, self._home.path)).encode()
-        self._listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
+        self._crew = crew or Crew(workers)
         self._workers: list[_Worker] = []
-        processes: list[subprocess.Popen[bytes]] = []
+        count = len(self._crew.processes)
+        self._slots: list[_Slot | None] = [None] * (2 * count)
+        self._names = 0
+        self._free = deque(range(2 * count))
+        self._home = shared.folder()
         try:
-            processes.extend(self._spawn() for _ in range(self._count))
-            self._workers = self._greet(processes)
+            self._test = _testable(experiment)
+            self._batch_size = experiment.config.evaluation.batch_size
+            self._hello = json.dumps(described(experiment, self._home.path)).encode()
+            self._workers = self._greet(self._crew.processes)
         except BaseException:
-            for process in processes:
-                process.kill()
-                process.wait()
             self.close()
             raise
 
@@ -155,19 +205,11 @@ class Processes(Engine):
                 self._collect(flow)
 
     def close(self) -> None:
-        """Ends the workers, at once if they are in the middle of something, and frees the shared memory."""
+        """Ends the workers, whatever they are doing, and frees the shared memory."""
         for worker in self._workers:
             worker.connection.close()
-            if worker.task is not None:
-                worker.process.kill()
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
         self._workers = []
-        self._listener.close()
+        self._crew.close()
         self._slots = []
         self._home.cleanup()
 
@@ -274,26 +316,16 @@ class Processes(Engine):
                 f"{_ATTEMPTS} workers ended with code {code} over {task.name}; is there enough memory? "
                 'engine.name = "inprocess" shows its error'
             )
-        fresh = self._greet([self._spawn()])[0]
+        fresh = self._greet([self._crew.replacement(worker.process)])[0]
         worker.process, worker.connection, worker.task = fresh.process, fresh.connection, None
         flow.again.append(task)
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        return subprocess.Popen(
-            [sys.executable, "-m", "anysize.engines.worker", json.dumps(self._listener.address)],
-            env=os.environ | one | {KEY: self._key.hex()},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the server's to handle; workers end with the connection
-        )
 
     def _greet(self, processes: list[subprocess.Popen[bytes]]) -> list[_Worker]:
         """Connects the processes and tells them of the experiment; they start up side by side."""
         by_pid = {process.pid: process for process in processes}
         workers = []
         for _ in processes:
-            connection = _accept(self._listener, processes)
+            connection = _accept(self._crew.listener, processes)
             workers.append(_Worker(by_pid[int(connection.recv_bytes())], connection))
             connection.send_bytes(self._hello)
         for worker in workers:

@@ -1,33 +1,18 @@
-"""A worker process, `python -m anysize.engines.worker ADDRESS`: told of the experiment, then of task after task.
+"""A worker process, `python -m anysize.engines.worker ADDRESS`; see `anysize.engines.desk` for what it does.
 
-It runs the very function that the in-process engine runs, with one thread, so that the same bits come out. It ends
-when its server does.
+It ends when its server does.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import sys
-import traceback
-from multiprocessing.connection import Client, Connection
-from pathlib import Path
-from typing import Any
+from multiprocessing.connection import Client
 
-import torch
-
-from anysize.config import loads
-from anysize.context import Context, Size
-from anysize.data import Data, TensorPart
-from anysize.engines import shared
-from anysize.engines.memory import hold_memory
-from anysize.errors import AnysizeError
-from anysize.exams import Exam, Examiner, Subject
-from anysize.experiment import Experiment, Signature, evaluation_part
-from anysize.methods.base import SubModel
-from anysize.stacking import perform_any
-from anysize.wire import Json, dump
+from anysize.start import without_compiler
 
 KEY = "ANYSIZE_WORKER_KEY"
 
@@ -37,12 +22,19 @@ def main(address: str) -> None:
     where = json.loads(address)
     key = bytes.fromhex(os.environ.pop(KEY))
     server = os.getppid()
+    without_compiler()  # before anything imports torch
+    import torch
+
+    from anysize.engines.desk import serve
+    from anysize.engines.memory import hold_memory
+
     torch.set_num_threads(1)
     hold_memory()
     home: str | None = None
     with Client(tuple(where) if isinstance(where, list) else where, authkey=key) as connection:
         try:
             connection.send_bytes(str(os.getpid()).encode())
+            importlib.import_module("torch.fx.experimental.symbolic_shapes")  # tracing needs it: while we wait anyway
             hello = json.loads(connection.recv_bytes())
             home = hello["home"]
             serve(connection, hello)
@@ -50,120 +42,6 @@ def main(address: str) -> None:
             pass  # the server is gone, and with it the reason to be here
     if home is not None and os.getppid() != server:
         shutil.rmtree(home, ignore_errors=True)  # it was killed and could not tidy up
-
-
-def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
-    """Answers every message until the connection ends."""
-    try:
-        desk = Desk(experiment_of(hello))
-    except Exception as error:
-        connection.send_bytes(failure(error))
-        return
-    connection.send_bytes(b'{"ready":true}')
-    while True:
-        message = json.loads(connection.recv_bytes())
-        try:
-            answers = desk.examined(message) if "exam" in message else desk.performed(message)
-        except Exception as error:
-            answers = [failure(error)]
-        for answer in answers:
-            connection.send_bytes(answer)
-
-
-class Desk:
-    """What a worker has before it: the experiment without the network's weights, slots, and a state to judge."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
-        self._method, self._shares = experiment.method, experiment.shares
-        self._context = client_context(experiment)
-        self._slots: dict[int, tuple[str, torch.Tensor]] = {}
-        self._examiner: Examiner | None = None
-        self._subject: tuple[str, Subject] | None = None
-
-    def performed(self, message: Json) -> list[bytes]:
-        """The answers about one client."""
-        self._forget_state()
-        memory = self._slot(message["slot"], message["file"])
-        sub_model = SubModel(shared.get(message["layout"], memory), message["ticket"])
-        kept = shared.get(message["kept"], memory)
-        with self._experiment.blamed(f"round {sub_model.ticket['round']}, client {sub_model.ticket['client']}"):
-            update = perform_any(self._context, self._method, sub_model, self._shares, kept)
-        need = shared.space(update.tensors) + shared.space(update.keep)
-        if message["up"] + need > len(memory):
-            return [b'{"blobs":true}', dump(update.tensors, update.ticket), dump(update.keep, {})]
-        layout, end = shared.put(update.tensors, memory, message["up"])
-        keep, _ = shared.put(update.keep, memory, end)
-        return [json.dumps({"layout": layout, "keep": keep, "ticket": update.ticket}).encode()]
-
-    def examined(self, message: Json) -> list[bytes]:
-        """The answer to one exam."""
-        asked = message["exam"]
-        exam = Exam(Size(**asked["size"]), asked["first"], asked["last"])
-        with self._experiment.blamed("evaluation"):
-            sums = self._judge().sit(self._state(message["subject"]), exam)
-        return [json.dumps({"sums": sums}).encode()]
-
-    def _slot(self, number: int, file: str) -> torch.Tensor:
-        """The memory of a slot; the file that it had before, if it was too small, is let go."""
-        if number not in self._slots or self._slots[number][0] != file:
-            self._slots[number] = (file, shared.attach(Path(file)))
-        return self._slots[number][1]
-
-    def _judge(self) -> Examiner:
-        if self._examiner is None:
-            batch_size = self._experiment.config.evaluation.batch_size
-            self._examiner = Examiner(self._context, self._method, evaluation_part(self._experiment), batch_size)
-        return self._examiner
-
-    def _state(self, told: Json) -> Subject:
-        if self._subject is None or self._subject[0] != told["file"]:
-            tensors = shared.get(told["layout"], shared.attach(Path(told["file"])))
-            self._subject = (told["file"], Subject.of(tensors, told["about"]))
-        return self._subject[1]
-
-    def _forget_state(self) -> None:
-        self._subject = None
-        if self._examiner is not None:
-            self._examiner.forget()
-
-
-def client_context(experiment: Experiment) -> Context:
-    """What a client knows of the experiment; the full network's weights, which have no place there, are forgotten."""
-    context = experiment.context.for_client()
-    for part in ("context", "model", "_template"):
-        experiment.__dict__.pop(part, None)
-    return context
-
-
-def experiment_of(hello: Json) -> Experiment:
-    """The experiment that the server described, over the server's own data in shared memory."""
-    sys.path[:] = list(dict.fromkeys([*sys.path, *hello["path"]]))
-    folder = None if hello["folder"] is None else Path(hello["folder"])
-    known = (Signature.from_json(hello["signature"]), tuple(Size(**size) for size in hello["sizes"]))
-    data = None if hello["data"] is None else shared_data(hello["data"])
-    return Experiment.from_config(loads(hello["config"], folder=folder), known, data=data)
-
-
-def shared_data(about: Json) -> Data:
-    """The data as views of shared memory."""
-    tensors = shared.get(about["layout"], shared.attach(Path(about["file"])))
-    part = TensorPart(tensors["x"], tensors["y"], about["group"])
-    test = TensorPart(tensors["test x"], tensors["test y"]) if "test x" in tensors else None
-    return Data(train=part, test=test, classes=about["classes"], checksum=about["checksum"])
-
-
-def failure(error: Exception) -> bytes:
-    """What a worker says instead of an answer."""
-    trace = "".join(traceback.format_exception(error))
-    known = isinstance(error, AnysizeError)
-    kind = type(error).__name__
-    said: dict[str, Any] = {
-        "error": str(error) if known else f"{kind}: {error}",
-        "kind": kind if known else None,
-        "trace": trace,
-    }
-    return json.dumps(said).encode()
 
 
 if __name__ == "__main__":

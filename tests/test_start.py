@@ -1,0 +1,30 @@
+"""A quick start: torch's compiler is loaded by who compiles, and by nobody else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_PROGRAM = """
+import sys
+from anysize.start import without_compiler
+without_compiler()
+import torch
+from anysize.local import take_step
+parameter = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([parameter], lr=0.5)
+parameter.sum().backward()
+take_step(optimizer)
+x = torch.ones(2, device="meta")
+(x - x) / x
+print("torch._dynamo" in sys.modules, parameter.tolist())
+print(torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.zeros(1)).item())
+optimizer.zero_grad()
+optimizer.step()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_optimisers_and_the_meta_device_do_without_the_compiler_which_still_works() -> None:
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False [0.5, 0.5, 0.5]", "1.0", "True"]
