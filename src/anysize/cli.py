@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from anysize.deploy import commands as fleets
 from anysize.errors import AnysizeError
 from anysize.start import without_compiler
 
@@ -80,12 +81,26 @@ def run(
         str | None, typer.Option("--engine", help="Where clients run: inprocess, processes or flower.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", metavar="DIR|NAME", help="Run on the fleet of this folder; see `anysize deploy`."),
+    ] = None,
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
     changes = [*(set_ or []), *([] if engine is None else [f"engine.name={engine}"])]
+    if superlink is not None:
+        if out_ is not None or profile or engine not in (None, "flower"):
+            raise click.UsageError("--superlink runs on a fleet, into its folder; leave out --out and --profile")
+        _run_on_fleet(file, changes, superlink, resume, overwrite)
+        return
     _run(file, changes, out_, resume, overwrite, profile)
+
+
+app.add_typer(fleets.app)
+app.command()(fleets.server)
+app.command()(fleets.join)
 
 
 @app.command()
@@ -148,7 +163,7 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     for group in made["groups"]:
         cells = [f"{group['parameters']:,}", *(_count(group[key]) for key in ("macs", "training_macs"))]
         cells += [_bytes(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
-        table.add_row(escape(group["name"]), str(group["clients"]), _shape(group), *cells)
+        table.add_row(escape(group["name"]), str(group["clients"] or "any"), _shape(group), *cells)
     out.print(table)
     _say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     _say("Activations: held by a training step. Bytes: per client and round.")
@@ -158,6 +173,16 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
         _say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication does them too.")
     _say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     _print_notices(made["notices"])
+
+
+def _print_missing(found: Mapping[str, Any]) -> None:
+    """How often devices were missing, and who was at last."""
+    last = found["last_missing"]
+    _say(f"{found['missing']} answers missing so far; at round {last['round']}:")
+    for entry in last["missing"]:
+        _say(f"  client {entry['client']} ({entry['task']}): {entry['why']}")
+    if found["void"]:
+        _say(f"rounds that changed nothing, since too few answered: {', '.join(map(str, found['void']))}")
 
 
 def _ways(groups: list[dict[str, Any]]) -> list[str]:
@@ -335,6 +360,8 @@ def status(directory: Directory, as_json: AsJson = False) -> None:
     _say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
     if found["latest"]:
         _say(f"{found['metric']} at round {found['evaluated']}: {_by_size(found['latest'])}")
+    if found["last_missing"]:
+        _print_missing(found)
 
 
 @app.command()
@@ -445,6 +472,19 @@ def _run(
     return made
 
 
+def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: bool, overwrite: bool) -> None:
+    from anysize.config import load
+    from anysize.deploy.submit import submit
+
+    config = load(file, [*overrides, "engine.name=flower"])
+    began = time.perf_counter()
+    with _progress() as progress:
+        watch = _Watch(progress, config.rounds)
+        directory = submit(config, superlink, resume=resume, overwrite=overwrite, on_event=watch)
+    seconds = time.perf_counter() - began
+    _say(f"{config.rounds} rounds, this time in {seconds:.0f} s; on the server the run is in {directory}")
+
+
 def _progress() -> Progress:
     columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
     rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
@@ -472,11 +512,16 @@ class _Watch:
             self.before = event["round"]
         if kind in ("resume", "round"):
             self._progress.update(self._bar, completed=event["round"])
-        if kind == "round" and self._metric in event:
+        if kind == "round" and (self._metric in event or event.get("client_metrics")):
             self._show(event)
+        if kind == "round" and event.get("missing"):
+            listed = "; ".join(f"client {entry['client']}, {entry['why']}" for entry in event["missing"])
+            _print_notices([f"round {event['round']}{' changed nothing' if event.get('void') else ''}: {listed}"])
 
     def _show(self, event: Mapping[str, Any]) -> None:
-        note = f"{self._metric} {_by_size(event[self._metric])}"
+        own = {group: values["mean"] for group, values in event.get("client_metrics", {}).items()}
+        note = f"{self._metric} {_by_size(event[self._metric])}" if self._metric in event else ""
+        note = note or f"{self._metric} on the clients' own data {_by_size(own)}"
         self._progress.update(self._bar, note=note)
         if not err.is_terminal:
             err.print(f"{self._title} {event['round']}: {note}", markup=False)

@@ -43,9 +43,15 @@ RESERVED_TABLES = ("compare", "privacy")
 UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes", "latency_ms")
 """What a device's budget may limit."""
 
+NEEDS_LABELS = (
+    'it needs to know which classes every device has; set devices.share = ["labels"], or tricks.classwise_head = false'
+)
+"""Why a class-wise trick is refused on a fleet."""
+
 _PROBLEMS = "problems"  # the type of errors whose lines already say everything, key included
 
 _Item = TypeVar("_Item")
+Kind = TypeVar("Kind", bound="Table")
 
 
 # Values -------------------------------------------------------------------------------------------
@@ -180,6 +186,8 @@ class Table(BaseModel):
     )
     table: ClassVar[str] = ""
     """Where the table stands in the file, as a dotted key."""
+    whole: ClassVar[str] = "the experiment"
+    """What the file is that the table belongs to."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -188,7 +196,7 @@ class Table(BaseModel):
             problems = list(_lines(error, type(self)))
         else:
             return
-        _refuse(problems, f"[{self.table}]" if self.table else "the experiment")
+        _refuse(problems, f"[{self.table}]" if self.table else self.whole)
 
     # Tells pydantic that nested tables need not pass through `__init__`: they are checked together with
     # the whole file, so that the problems of all tables are collected.
@@ -212,6 +220,8 @@ class DataConfig(Table):
     table: ClassVar[str] = "data"
     name: Name
     """A data set's name, `"module:function"`, or `"devices"`: each device has its own."""
+    test: Name | None = None
+    """With name = "devices": a data set of the server's own, by name or `"module:function"`, whose test part tests."""
     clients: Count | None = None
     """How many clients share the data; needed unless the split is natural or each device has its own."""
     split: Literal["iid", "classes", "dirichlet", "natural"] = "iid"
@@ -254,6 +264,12 @@ class DataConfig(Table):
                 )
         if self.unbalance is not None and self.split != "classes":
             yield f'data.unbalance: given {self.unbalance}, but only split = "classes" uses it; leave it out'
+        if self.name != "devices" and self.test is not None:
+            yield 'data.test: only for name = "devices"; a data set brings its own test part'
+        if self.name == "devices":
+            given = {"split": self.split != "iid", "fraction": self.fraction != 1.0, "options": bool(self.options)}
+            for key in (key for key, is_given in given.items() if is_given):
+                yield f"data.{key}: every device has its own data, which the server does not divide; leave it out"
 
 
 class ModelConfig(Table):
@@ -278,6 +294,8 @@ class ModelConfig(Table):
     """Attention shrinks within every head, or by dropping whole heads."""
     input: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     """The shape of one sample as the network receives it; absent: as the data set says."""
+    tokens: bool | None = None
+    """Whether inputs are integers; absent: as the data set says, and false where the server has none."""
     blocks: Annotated[tuple[Names, ...], Field(strict=False)] = ()
     """Names of the modules that can be removed, a list for each stage; absent: found by tracing."""
     attributes: Options = Field(default_factory=dict)
@@ -454,6 +472,8 @@ class DevicesConfig(Table):
     """Bandwidth from the server: one for all, or a list parallel to capacities."""
     available: Probability = 1.0
     """Probability that a device can take part in a round: one for all, or a list parallel to capacities."""
+    share: Annotated[tuple[Literal["samples", "labels"], ...], Field(strict=False), AfterValidator(_distinct)] = ()
+    """With data.name = "devices": what a device may tell of its data, its number of samples or which classes it has."""
     file: Name | None = None
     """A CSV file of groups, relative to the experiment file; read at once and replaced by `groups`."""
     groups: Annotated[tuple[GroupConfig, ...], Field(strict=False)] = ()
@@ -698,6 +718,11 @@ class TaskConfig(Table):
     table: ClassVar[str] = "task"
     name: Name = "classification"
     """classification, next-token, regression, multilabel, or `"module:Task"`."""
+    classes: Count | None = None
+    """How many classes there are, or symbols; absent: as the data says."""
+    target: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """The shape of one sample's target, where the server has no data to see it in; absent: one class per sample, or per
+    token."""
 
 
 class TricksConfig(Table):
@@ -801,9 +826,15 @@ class EngineConfig(Table):
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where clients train and networks are tested; auto: cuda if there is one, else cpu."""
     round_timeout: Positive | None = None
-    """On a fleet: seconds after which a round closes without the missing clients."""
+    """On a fleet: seconds after which a round closes without the missing clients; absent: it waits for all."""
     min_clients: Count | None = None
-    """On a fleet: how many clients a round needs."""
+    """How many clients must answer in a round; if fewer do, it changes nothing. Absent: one, on a fleet."""
+    update_norm: Positive = 10.0
+    """On a fleet: an update is refused if it changes the parameters by more than so many times their norm plus one."""
+    max_samples: Count = 1_000_000
+    """On a fleet: an update is refused if its device claims more samples, which are its weight."""
+    void_rounds: Count = 5
+    """On a fleet: the run stops after so many rounds in a row in which too few clients answered."""
 
 
 class ExperimentConfig(Table):
@@ -836,13 +867,62 @@ class ExperimentConfig(Table):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     _folder: Path | None = PrivateAttr(default=None)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        """The file with what follows where every device has its own data: it is judged on the devices."""
+        data = given.get("data") if isinstance(given, dict) else None
+        if not isinstance(data, dict) or data.get("name") != "devices":
+            return given
+        evaluation = given.get("evaluation", {})
+        if isinstance(evaluation, dict) and evaluation.get("on") is None:
+            evaluation = {**evaluation, "on": ["clients"] if data.get("test") is None else ["test", "clients"]}
+        held_out = {"validation": 0.1} if data.get("validation") is None else {}
+        return {**given, "data": {**data, **held_out}, "evaluation": evaluation}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        _raise_problems(self._problems() if self.own_data else ())
         # A data set of the user's own may come with held-out shares, so only named sets can be judged here.
         named = ":" not in self.data.name and self.data.name != "devices"
         if named and "clients" in self.evaluation.on and self.data.validation == 0:
             _raise_problems(['evaluation.on: "clients" needs a held-out share; set data.validation above 0'])
         return self
+
+    @property
+    def own_data(self) -> bool:
+        """Whether every device has its own data, which the server never sees."""
+        return self.data.name == "devices"
+
+    def tells(self, what: str) -> bool:
+        """Whether a client tells the server its number of "samples", or its "labels": which classes it has.
+
+        >>> tables = {"data": {"name": "devices"}, "model": {"name": "mlp"}, "method": {"name": "fedavg"}}
+        >>> from_dict(tables).tells("samples"), from_dict(tables, ['devices.share=["samples"]']).tells("samples")
+        (False, True)
+        """
+        return not self.own_data or what in self.devices.share
+
+    def _problems(self) -> Iterator[str]:
+        """What does not go together with data that only the devices have."""
+        devices, own = self.devices, 'with data.name = "devices"'
+        if devices.redraw != "never":
+            yield f'devices.redraw: given "{devices.redraw}"; {own} a device has the capacity that it has'
+        if devices.assignment == "group":
+            yield f'devices.assignment: "group" goes by the data, which {own} the server does not know'
+        if devices.available not in (None, 1.0) or any(g.available not in (None, 1.0) for g in devices.groups):
+            yield f"devices.available: {own} devices are there or not; leave it out"
+        if "test" in self.evaluation.on and self.data.test is None:
+            yield f'evaluation.on: {own} the server has no test set; name one in data.test, or set on = ["clients"]'
+        if self.tricks.weighting == "samples" and not self.tells("samples"):
+            yield (
+                'tricks.weighting: "samples" needs every device\'s number of samples; set devices.share = ["samples"], '
+                'or weighting = "clients"'
+            )
+        if self.tricks.classwise_head and not self.tells("labels"):
+            yield f"tricks.classwise_head: {NEEDS_LABELS}"
+        if self.data.normalize and self.data.test is None:
+            yield f"data.normalize: {own} nobody knows the data's mean; normalise in the model, or name a data.test"
 
     def __eq__(self, other: object) -> bool:
         """Whether two experiments say the same; where their files lie does not matter."""
@@ -875,6 +955,19 @@ class ExperimentConfig(Table):
 # Reading ------------------------------------------------------------------------------------------
 
 
+def read(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; `what` it should be is for the errors."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such {what}; give the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give the path of a TOML file") from None
+    return parse(text, str(path))
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """The experiment in a TOML file, with `key=value` overrides put in its place.
 
@@ -890,15 +983,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     ('first', 'small-cnn', 0.1)
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such experiment file; give the path of a TOML file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}; give the path of a TOML file") from None
-    tables = _parse(text, str(file))
+    tables = read(file, "experiment file")
     tables.setdefault("name", file.stem)
     return from_dict(tables, overrides, folder=file.resolve().parent, source=str(file))
 
@@ -910,7 +995,7 @@ def loads(text: str, overrides: Sequence[str] = (), *, folder: Path | None = Non
     0
     """
     source = "the experiment"
-    return from_dict(_parse(text, source), overrides, folder=folder, source=source)
+    return from_dict(parse(text, source), overrides, folder=folder, source=source)
 
 
 def from_dict(
@@ -926,17 +1011,26 @@ def from_dict(
         ConfigError: With a line for each problem in the tables and in the overrides.
     """
     merged, problems = _override(tables, overrides)
-    try:
-        config = ExperimentConfig.model_validate(merged, context={"folder": folder})
-    except ValidationError as error:
-        problems.extend(_lines(error, ExperimentConfig))
-    if problems:
-        _refuse(problems, source)
+    config = checked(ExperimentConfig, merged, source, problems, folder)
     config._folder = folder
     return config
 
 
-def _parse(text: str, source: str) -> dict[str, Any]:
+def checked(
+    kind: type[Kind], tables: Mapping[str, Any], source: str, problems: Sequence[str] = (), folder: Path | None = None
+) -> Kind:
+    """The tables as a checked whole; raises a `ConfigError` with a line for each problem, those given among them."""
+    found = list(problems)
+    try:
+        made = kind.model_validate(tables, context={"folder": folder})
+    except ValidationError as error:
+        found.extend(_lines(error, kind))
+    if found:
+        _refuse(found, source)
+    return made
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
     """The tables of a TOML text; a syntax error shows the line."""
     try:
         return tomllib.loads(f"{text}\n")  # so that a fault in the last line has a line number too
@@ -1202,7 +1296,8 @@ def _unknown_key(location: Sequence[int | str], root: type[Table]) -> str:
         return f"[{key}]: this table is reserved for a later version; remove it"
     keys = _table_at(root, above).model_fields
     line = f"{table or 'top level'}: {unknown('key', key, keys)}"
-    homes = [home for home, fields in _keys_by_table().items() if key in fields and home != table]
+    tables = _keys_by_table() if root.whole == Table.whole else {}
+    homes = [home for home, fields in tables.items() if key in fields and home != table]
     return f"{line}. '{key}' belongs to {' or '.join(homes)}" if homes else line
 
 
@@ -1245,7 +1340,19 @@ def dumps(config: ExperimentConfig) -> str:
     >>> loads(text).method.options
     {'orthogonality': 10.0}
     """
-    return "\n".join(_table_lines(config.to_dict(), ())).strip("\n") + "\n"
+    return written(config.to_dict())
+
+
+def written(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML.
+
+    >>> print(written({"name": "cam", "budget": {"macs": 1e6}}), end="")
+    name = "cam"
+    <BLANKLINE>
+    [budget]
+    macs = 1000000.0
+    """
+    return "\n".join(_table_lines(tables, ())).strip("\n") + "\n"
 
 
 def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

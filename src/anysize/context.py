@@ -126,6 +126,7 @@ class Context:
         proxy: data and training for what a method finds out before the first round; None on a client.
         table: what it found out; None on a client, and for methods that need none.
         device: where a client's tensors are while it works.
+        tells: what a client may tell of its data: its number of "samples", its "labels" (which classes it has).
     """
 
     template: nn.Module
@@ -144,6 +145,7 @@ class Context:
     proxy: Proxy | None = None
     table: Table | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tells: frozenset[str] = frozenset({"samples", "labels"})
     built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[tuple[float, int | None], nn.Module] = field(default_factory=dict, repr=False, compare=False)
 

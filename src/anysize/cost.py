@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from anysize.layout import fast, layout
 from anysize.methods.base import Client, Method, SubModel
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.recurrence import FewSteps
-from anysize.wire import size_bytes
+from anysize.wire import Tensors, size_bytes
 
 
 @dataclass(frozen=True)
@@ -75,28 +75,53 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     """
     client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
     message = method.extract(context, state, client)
-    meta = SubModel(
-        {n: t.to("meta") for n, t in message.tensors.items()}, message.ticket | {"task": "train", "rate": 0.1}
-    )
-    module = layout(hollow(method.build(context, meta), constants=False))
-    batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
-    training, held = training_step(context, method, module, batch)
+    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
     finished = method.customize(context, state, trained(method, context, size))
-    network = hollow(finished, constants=False)
-    answer = method.pack(module, meta)
-    stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
-    sent = {name: tensor for name, tensor in answer.tensors.items() if name not in stays}
-    macs, by_layer = forward_macs(network, batch.x), layer_macs(network, batch.x)
+    network, x = hollow(finished, constants=False), example.x.to("meta")
+    macs, by_layer = forward_macs(network, x), layer_macs(network, x)
     return Cost(
-        parameters=method.parameters(module, meta),
+        **training_cost(context, method, message, example),
         macs=macs,
-        training_macs=training // len(batch.x),
-        activation_bytes=held,
-        bytes_down=size_bytes(meta.tensors, meta.ticket),
-        bytes_up=size_bytes(sent, answer.ticket | _measured(context)),
-        inference_bytes=sum(t.numel() * t.element_size() for _, t in named_tensors(network)),
+        inference_bytes=own_bytes(network),
         nonzero_macs=macs - sum(zero_macs(part, by_layer.get(p, 0)) for p, part in finished.named_modules()),
     )
+
+
+def training_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, int]:
+    """What a client that is sent a sub-model to train can tell of its cost, by the names of `Cost`."""
+    meta = on_meta(sub_model)
+    module, answer = answered(context, method, meta)
+    batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
+    training, held = training_step(context, method, module, batch)
+    return {
+        "parameters": method.parameters(module, meta),
+        "training_macs": training // len(batch.x),
+        "activation_bytes": held,
+        "bytes_down": size_bytes(meta.tensors, meta.ticket),
+        "bytes_up": size_bytes(answer, meta.ticket | _measured(context)),
+    }
+
+
+def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Tensors]:
+    """The network that a client trains, and what it sends back of it, both on the meta device."""
+    module = layout(hollow(method.build(context, meta), constants=False))
+    stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
+    packed = method.pack(module, meta).tensors
+    return module, {name: tensor for name, tensor in packed.items() if name not in stays}
+
+
+def on_meta(sub_model: SubModel) -> SubModel:
+    """The sub-model without its numbers."""
+    return replace(sub_model, tensors={name: tensor.to("meta") for name, tensor in sub_model.tensors.items()})
+
+
+def own_bytes(network: nn.Module) -> int:
+    """The bytes of a network's parameters and buffers.
+
+    >>> own_bytes(nn.Linear(2, 3))
+    36
+    """
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(network))
 
 
 def trained(method: Method[Any], context: Context, size: Size) -> Size:
@@ -244,4 +269,4 @@ def first_fitting(
 def _measured(context: Context) -> dict[str, Any]:
     """What a client adds to its ticket, at its usual length."""
     classes = [1] * context.classes if context.tricks.classwise_head and context.classes is not None else None
-    return {"samples": 1000, "loss": 0.123456789, "classes": classes}
+    return {"samples": 1000 if "samples" in context.tells else None, "loss": 0.123456789, "classes": classes}

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -138,6 +138,7 @@ class Fleet:
         redrawn: Whether it is.
         cover: Whether it is redrawn until every group occurs among the participants.
         per_group: How many of each group are asked, in the order of `groups`; empty where groups do not matter.
+        present: The clients that are there, on a fleet of real devices; None where all are.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> fleet.counts()
@@ -155,16 +156,30 @@ class Fleet:
     redrawn: bool = False
     cover: bool = False
     per_group: tuple[int, ...] = ()
+    present: frozenset[int] | None = None
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def counts(self) -> dict[str, int]:
         """The number of clients of each group, by the group's name."""
         return {group.name: group.clients for group in self.groups}
 
+    def shuffled(self, round: int, purpose: str) -> Iterator[int]:
+        """The clients in an order drawn anew for every round and purpose.
+
+        Of real devices only those that are there, in an order that does not depend on who else was ever there: after a
+        restart the server may know fewer.
+        """
+        if self.present is not None:
+            yield from sorted(self.present, key=lambda client: (derive(self.seed, round, client, purpose), client))
+            return
+        yield from _shuffled(self.clients, derive(self.seed, round, purpose))
+
     def group_of(self, client: int, round: int) -> DeviceGroup:
         """The group that a client belongs to in a round."""
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}")
+        if self.present is not None and self.members[client] < 0:
+            raise IndexError(f"client {client} has not come yet, so that nobody knows what it can train")
         if not self.redrawn:
             return self.groups[int(self.members[client])]
         attempt = self._covering_attempt(round) if self.cover else 0
@@ -177,15 +192,15 @@ class Fleet:
         `per_round` are available, all of those take part, and that may be nobody.
         """
         always = all(group.available >= 1 for group in self.groups)
-        if always and self.per_round == self.clients:
+        if always and self.per_round == self.clients and self.present is None:
             return list(range(self.clients))
         chosen: list[int] = []
         left = list(self.per_group)
-        for client in _shuffled(self.clients, derive(self.seed, round, "participants")):
-            if (always or self._available(client, round)) and self._wanted(client, left):
-                chosen.append(client)
+        for client in self.shuffled(round, "participants"):
             if len(chosen) == self.per_round:
                 break
+            if (always or self._available(client, round)) and self._wanted(client, left):
+                chosen.append(client)
         return sorted(chosen)
 
     def _wanted(self, client: int, left: list[int]) -> bool:
@@ -301,6 +316,62 @@ def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence
         redrawn=config.redraw == "round",
         cover=config.cover,
         per_group=_per_group(config, [int(size) for size in sizes], order, kinds),
+    )
+
+
+def open_fleet(config: DevicesConfig, seed: int) -> Fleet:
+    """The groups that a `[devices]` table describes, before anybody knows which devices will come.
+
+    >>> fleet = open_fleet(DevicesConfig(capacities=[1.0, 0.5]), seed=0)
+    >>> [group.name for group in fleet.groups], fleet.clients
+    (['0.5', '1.0'], 0)
+    """
+    kinds = _named_kinds(config) if config.groups else _capacity_kinds(config)
+    places = list(range(len(kinds)))
+    order = sorted(places, key=_by_size(kinds, places))
+    asked = config.clients_per_round
+    return Fleet(
+        groups=tuple(kinds[place] for place in order),
+        clients=0,
+        per_round=0,
+        seed=seed,
+        members=np.zeros(0, dtype=np.int32),
+        per_group=tuple(asked[place] for place in order) if isinstance(asked, tuple) else (),
+        present=frozenset(),
+    )
+
+
+def enrolled(planned: Fleet, config: DevicesConfig, groups: Mapping[int, str], present: Collection[int]) -> Fleet:
+    """The fleet of the real devices that have come so far.
+
+    Args:
+        planned: what the experiment plans with; its groups are the sizes that are trained.
+        config: the experiment's `[devices]` table.
+        groups: the group's name of every client that ever came, by its id.
+        present: those of them that are there now.
+
+    >>> planned = open_fleet(DevicesConfig(capacities=[0.5, 1.0]), seed=0)
+    >>> fleet = enrolled(planned, DevicesConfig(capacities=[0.5, 1.0]), {0: "1.0", 1: "0.5", 2: "0.5"}, present=[0, 2])
+    >>> fleet.participants(round=1), fleet.group_of(2, round=1).name
+    ([0, 2], '0.5')
+    """
+    places = {group.name: place for place, group in enumerate(planned.groups)}
+    members = np.full(max(groups, default=-1) + 1, -1, dtype=np.int32)
+    for client, name in groups.items():
+        members[client] = places[name]
+    sizes = np.bincount(members[members >= 0], minlength=len(places))
+    here = frozenset(present) & frozenset(groups)
+    asked = config.clients_per_round
+    if asked is None:
+        part = 1.0 if config.participation is None else config.participation
+        asked = max(1, math.floor(part * len(here) + _SLACK))
+    return replace(
+        planned,
+        groups=tuple(replace(group, clients=int(size)) for group, size in zip(planned.groups, sizes)),
+        clients=len(members),
+        per_round=asked if isinstance(asked, int) else sum(asked),
+        members=members,
+        present=here,
     )
 
 

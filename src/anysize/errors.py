@@ -30,6 +30,10 @@ class CheckpointError(AnysizeError):
     """A run directory or a checkpoint is damaged, foreign, or in the way."""
 
 
+class TrustError(AnysizeError):
+    """Something from outside was refused: an update, a sub-model, or an experiment that a device does not accept."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
     """One sentence saying that a name is unknown, the nearest match, and what exists.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from anysize.cost import trained
 from anysize.data import Part, SubsetPart, groups_of
 from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
-from anysize.engines.base import Engine
-from anysize.errors import ConfigError, DataError
+from anysize.engines.base import Absence, Engine, present
+from anysize.errors import AnysizeError, ConfigError, DataError
 from anysize.exams import Examination, Examiner, Subject, finished
 from anysize.local import measure, needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
@@ -171,16 +170,19 @@ def calibrated(
     count: int,
     sizes: Sequence[Size] | None = None,
     samples: int | None = None,
+    missing: list[Absence] | None = None,
 ) -> dict[str, Statistics]:
     """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed.
 
-    Each of them takes all of its training samples, or `samples` of them.
+    Each of them takes all of its training samples, or `samples` of them. A client that does not answer is put into
+    `missing` and not asked again; a size that nobody answers for has no statistics.
     """
     if not needs_calibration(context):
         return {}
     found: dict[str, Statistics] = {}
     wanted = list(reversed(sizes if sizes is not None else method.sizes(context)))  # the longest work first
     ids = {size.label: able(context, fleet, size_of_group, size, round, count) for size in wanted}
+    absent: list[Absence] = []
 
     def messages() -> Iterator[SubModel]:
         for size in wanted:
@@ -191,20 +193,25 @@ def calibrated(
                 yield with_statistics(message, found[size.label]) if size.label in found else message
 
     for _ in range(_CALIBRATION_PASSES):
-        answers = [Statistics.of(update.tensors) for update in engine.perform(messages())]
-        parts = iter(answers)
-        found = {size.label: merge(list(islice(parts, len(ids[size.label])))) for size in wanted}
-    return {size.label: found[size.label] for size in reversed(wanted)}
+        parts: dict[str, list[Statistics]] = {}
+        for update in present(engine.perform(messages()), absent):
+            parts.setdefault(update.label, []).append(Statistics.of(update.tensors))
+        found = {label: merge(own) for label, own in parts.items()}
+        silent = {absence.client for absence in absent}
+        ids = {label: [client for client in own if client not in silent] for label, own in ids.items()}
+    if missing is not None:
+        missing.extend(absent)
+    return {size.label: found[size.label] for size in reversed(wanted) if size.label in found}
 
 
 def able(
     context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], size: Size, round: int, count: int
 ) -> list[int]:
-    """Up to `count` clients whose devices can run `size`, drawn anew every round; if none can, any."""
-    random = generator(context.seed, round, "calibration")
-    order = _draws(fleet.clients, count, random)
+    """Up to `count` clients whose devices can run `size`, drawn anew every round; in a simulation any, if none can."""
+    order = _draws(context, fleet, round, count, "calibration")
     chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(size)]
-    return sorted((chosen or order)[:count])
+    anybody = order if fleet.present is None else []  # a real device refuses what it cannot run
+    return sorted((chosen or anybody)[:count])
 
 
 def on_clients(
@@ -218,8 +225,9 @@ def on_clients(
     round: int,
     count: int | None,
     batch_size: int = 500,
+    missing: list[Absence] | None = None,
 ) -> list[Json]:
-    """One row per client: its metrics on its own held-out share at the size that its device runs."""
+    """One row per client that answers: its metrics on its own held-out share at the size that its device runs."""
     ids = _asked(context, fleet, round, count)
     groups = {client: fleet.group_of(client, round) for client in ids}
 
@@ -231,7 +239,7 @@ def on_clients(
             yield with_statistics(message, statistics[runs]) if runs in statistics else message
 
     rows = []
-    for update in engine.perform(messages()):
+    for update in present(engine.perform(messages()), [] if missing is None else missing):
         client = int(update.ticket["client"])
         row = {"round": round, "client": client, "group": groups[client].name, "size": update.label}
         rows.append(row | {"samples": update.ticket["samples"]} | context.task.metrics(update.ticket["sums"]))
@@ -245,6 +253,7 @@ def judged(
     round: int,
     count: int | None,
     message: Callable[[Client], SubModel],
+    missing: list[Absence] | None = None,
 ) -> dict[str, float]:
     """The metrics of the network that `message` gives each client, over the held-out samples of all, or of `count`."""
     ids = _asked(context, fleet, round, count)
@@ -252,16 +261,21 @@ def judged(
     messages = (message(client) for client in clients)
     asked = (replace(m, ticket=m.ticket | {"task": "evaluate"}) for m in messages)
     total: Sums = {}
-    for update in engine.perform(asked):
+    for update in present(engine.perform(asked), [] if missing is None else missing):
         add(total, update.ticket["sums"])
+    if not total:
+        raise AnysizeError(
+            f"round {round}: the method asks devices how good parts of it are, and none answered; go on with --resume "
+            "when they are back"
+        )
     return context.task.metrics(total)
 
 
 def _asked(context: Context, fleet: Fleet, round: int, count: int | None) -> list[int]:
     """The clients that are asked about their held-out data: all, or `count` drawn anew every round."""
     if count is None or count >= fleet.clients:
-        return list(range(fleet.clients))
-    return sorted(_draws(fleet.clients, count, generator(context.seed, round, "evaluation"))[:count])
+        return list(range(fleet.clients)) if fleet.present is None else sorted(fleet.present)
+    return sorted(_draws(context, fleet, round, count, "evaluation")[:count])
 
 
 def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[str, Json]:
@@ -292,8 +306,11 @@ def _message(
     return replace(message, ticket=message.ticket | {"task": task} | more)
 
 
-def _draws(clients: int, count: int, random: torch.Generator) -> list[int]:
+def _draws(context: Context, fleet: Fleet, round: int, count: int, purpose: str) -> list[int]:
     """Distinct client ids in random order: all of them if they are few, else enough to choose from."""
-    if clients <= 10_000:
-        return [int(i) for i in torch.randperm(clients, generator=random)]
-    return list(dict.fromkeys(int(i) for i in torch.randint(clients, (count * _TRIES,), generator=random)))
+    if fleet.present is not None:
+        return list(fleet.shuffled(round, purpose))
+    random = generator(context.seed, round, purpose)
+    if fleet.clients <= 10_000:
+        return [int(i) for i in torch.randperm(fleet.clients, generator=random)]
+    return list(dict.fromkeys(int(i) for i in torch.randint(fleet.clients, (count * _TRIES,), generator=random)))

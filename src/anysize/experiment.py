@@ -5,6 +5,7 @@ Each part is made when it is first asked for, so that `inspect` needs no shares 
 
 from __future__ import annotations
 
+import math
 import sys
 import sysconfig
 import traceback
@@ -23,11 +24,11 @@ from torch import Tensor, nn
 
 from anysize import accelerators, models
 from anysize import data as data_sets
-from anysize.config import DevicesConfig, ExperimentConfig, from_dict
+from anysize.config import NEEDS_LABELS, DevicesConfig, ExperimentConfig, from_dict
 from anysize.context import Context, Proxy, Size
 from anysize.cost import Cost, first_fitting, measure
-from anysize.data import Data, DeviceShares, Part, Share, Shares, SubsetPart, to_input
-from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet
+from anysize.data import Data, DeviceShares, Part, RemoteShares, Share, Shares, SubsetPart, to_input
+from anysize.devices import Budget, DeviceGroup, Fleet, make_fleet, open_fleet
 from anysize.elastic.axes import Axes, trace
 from anysize.elastic.depth import Stage, stages
 from anysize.elastic.norm import batch_norms, without_statistics
@@ -37,7 +38,7 @@ from anysize.methods import Method, make, name_of
 from anysize.objectives import Batch, Tricks
 from anysize.rng import generator
 from anysize.table import Table, prepared
-from anysize.tasks import MultiLabel, Task, task
+from anysize.tasks import MultiLabel, NextToken, Sums, Task, task
 from anysize.wire import Json
 
 if TYPE_CHECKING:
@@ -213,6 +214,11 @@ class Experiment:
                 'batch_norm = "local": norm layers never leave the clients, so a customised network and the test on '
                 'the server have them as at the start; judge with evaluation.on = ["clients"]'
             )
+        if not self.config.tells("samples"):
+            found.append(
+                "devices do not tell how many samples they have, so that every device counts alike; let them with "
+                'devices.share = ["samples"]'
+            )
         return found
 
     def run(self, out: str | Path | None = None, **options: Any) -> Run:
@@ -226,7 +232,7 @@ class Experiment:
         live = {key: value for key, value in self._live.items() if key != "method"}
         other = Experiment.from_config(config, **live)
         other._pretrained, other.tabulates = self._pretrained, self.tabulates
-        shared = ("task", "source", "shares", "fleet", "signature", "model")
+        shared = ("task", "source", "tested", "shares", "fleet", "signature", "model")
         other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
         return other
 
@@ -245,19 +251,16 @@ class Experiment:
         return live if live is not None else make(self.config.method.name, self.config.method.options)
 
     @cached_property
-    def source(self) -> Data | Callable[[Any], Share]:
-        """The data set, or the function that gives each device its own share."""
+    def source(self) -> Data | Callable[[Any], Share] | None:
+        """The data set, or the function that gives each device its own share; None where only devices have data."""
         live = self._live.get("data")
         if isinstance(live, Data):
             return live
         if live is not None:
             return data_sets.from_function(self.config.data.name, live, self.config.data.options)
         self._refuse_missing("data")
-        if self.config.data.name == "devices":
-            raise ConfigError(
-                'data.name = "devices" is for fleets, where each device has its own; this version simulates on one '
-                'machine. Name a data set, or a "module:function" with a parameter `device` that gives its share'
-            )
+        if self.config.own_data:
+            return None
         return data_sets.load(self.config.data.name, self.config.data.options)
 
     @property
@@ -266,9 +269,23 @@ class Experiment:
         return self.source if isinstance(self.source, Data) else None
 
     @cached_property
+    def tested(self) -> Data | None:
+        """The data set whose test part is the server's; None where it has none."""
+        if self.config.data.test is None:
+            return self.data
+        found = data_sets.load(self.config.data.test)
+        if not isinstance(found, Data):
+            raise ConfigError(
+                f"data.test: '{self.config.data.test}' gives single devices' shares; name one that gives a whole set"
+            )
+        return found
+
+    @cached_property
     def shares(self) -> Shares:
         """Who has what."""
         config = self.config.data
+        if self.source is None:
+            return RemoteShares(config.clients or 0)
         if not isinstance(self.source, Data):
             if config.clients is None:
                 raise ConfigError(
@@ -290,7 +307,9 @@ class Experiment:
 
     @cached_property
     def fleet(self) -> Fleet:
-        """The devices."""
+        """The devices; on a fleet those that are expected, since who comes is seen only then."""
+        if not len(self.shares):
+            return open_fleet(self.config.devices, self.config.seed)
         by_group = self.config.devices.assignment == "group"
         names = [self.shares.group_of(client) for client in range(len(self.shares))] if by_group else []
         order = sorted({name for name in names if name is not None})
@@ -302,7 +321,9 @@ class Experiment:
         """What the network must know of the data."""
         if self._known is not None:
             return self._known[0]
-        data = self.data or self._first_devices()
+        if self.source is None and self.tested is None:
+            return declared(self.config, self.task)
+        data = self.tested or self._first_devices()
         x, y = data.train.batch(torch.zeros(1, dtype=torch.int64))
         normalize = self.config.data.normalize
         if normalize and data.mean is None:
@@ -312,13 +333,16 @@ class Experiment:
         wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
         # Of a multi-label target every entry is a class of its own; without a class axis every entry is a number.
         one_each = self.task.class_axis is None or isinstance(self.task, MultiLabel)
+        classes = self.config.task.classes or data.classes
+        if classes is not None and data.classes is not None and classes < data.classes:
+            raise ConfigError(f"task.classes: given {classes}, but the data has {data.classes}; leave it out")
         return Signature(
             input_shape=tuple(self.config.model.input or data.input_shape),
             tokens=not to_input(x).is_floating_point(),
             target_shape=tuple(y.shape[1:]),
             labels=not y.is_floating_point(),
-            outputs=y[0].numel() if one_each else data.outputs,
-            classes=None if one_each else data.classes,
+            outputs=y[0].numel() if one_each else classes or data.outputs,
+            classes=None if one_each else classes,
             class_names=data.class_names,
             mean=data.mean if wanted else None,
             std=data.std if wanted else None,
@@ -365,8 +389,14 @@ class Experiment:
 
     @property
     def tricks(self) -> Tricks:
-        """The shared tricks: the method's own where the experiment gives none."""
-        return self.method.paper.chosen(self.config.tricks.model_dump())
+        """The shared tricks: the method's own where the experiment gives none.
+
+        Where devices do not tell how many samples they have, all count alike.
+        """
+        chosen = self.method.paper.chosen(self.config.tricks.model_dump())
+        if chosen.classwise_head and not self.config.tells("labels") and self.signature.classes is not None:
+            raise ConfigError(f"{self.config.method.name}'s classwise_head: {NEEDS_LABELS}")
+        return chosen if self.config.tells("samples") else replace(chosen, weighting="clients")
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -410,6 +440,7 @@ class Experiment:
             stages=self.stages,
             proxy=self._proxy(),
             table=table,
+            tells=frozenset(what for what in ("samples", "labels") if self.config.tells(what)),
             device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
             _skeletons=self._skeletons,
         )
@@ -465,7 +496,7 @@ class Experiment:
 
     def _own_share(self, device: int) -> Share:
         """What the data function gives for a device, refused where it has classes that the network does not know."""
-        assert not isinstance(self.source, Data)
+        assert callable(self.source)
         share, classes = self.source(device), self.signature.classes
         labels = share.train.labels()
         if classes is None or labels.is_floating_point() or 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -477,7 +508,7 @@ class Experiment:
 
     def _first_devices(self) -> Data:
         """The first device's data, with as many classes as the first devices have together."""
-        assert not isinstance(self.source, Data)
+        assert callable(self.source)
         devices = range(min(self.config.data.clients or 1, _SCANNED))
         classes = self.config.data.options.get("classes")
         if classes is None:
@@ -504,6 +535,40 @@ class Experiment:
                 f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it "
                 f"again with {kind}="
             )
+
+
+def declared(config: ExperimentConfig, task: Task) -> Signature:
+    """What the experiment says of data that only the devices have; an error that lists what it must say.
+
+    Raises:
+        ConfigError: with a line for each key that is missing.
+    """
+    model, about = config.model, config.task
+    one_each = task.class_axis is None or isinstance(task, MultiLabel)
+    tokens = isinstance(task, NextToken) if model.tokens is None else model.tokens
+    problems = []
+    if model.input is None:
+        problems.append("model.input: missing; give the shape of one sample, such as [1, 28, 28]")
+    if one_each and about.target is None:
+        problems.append("task.target: missing; give the shape of one sample's target, such as [1]")
+    if not one_each and about.classes is None:
+        problems.append("task.classes: missing; say how many classes there are")
+    if problems:
+        listed = "\n  ".join(problems)
+        raise ConfigError(f'data.name = "devices": the server sees no data, so the experiment must say:\n  {listed}')
+    shape = tuple(model.input or ())
+    target = about.target if about.target is not None else shape if isinstance(task, NextToken) else ()
+    return Signature(
+        input_shape=shape,
+        tokens=tokens,
+        target_shape=tuple(target),
+        labels=not one_each,
+        outputs=math.prod(target) if one_each else about.classes or 0,
+        classes=None if one_each else about.classes,
+        class_names=None,
+        mean=None,
+        std=None,
+    )
 
 
 def limits_activations(devices: DevicesConfig) -> bool:
@@ -659,15 +724,8 @@ def _forms(pattern: str) -> tuple[str, ...]:
 
 def metric_names(experiment: Experiment) -> list[str]:
     """The names of the task's metrics, found by judging an answer of zeros; refuses a task that cannot."""
-    about, task = experiment.signature, experiment.task
-    network = hollow(experiment.context.template, constants=False).eval()
-    with torch.no_grad():
-        output = network(about.example(2))
-    if not isinstance(output, Tensor):
-        raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")
-    y = experiment.example.y[:1].expand(2, *about.target_shape)
-    sums = task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
-    metrics = dict(task.metrics(sums))
+    task = experiment.task
+    metrics = dict(task.metrics(example_sums(experiment)))
     missing = [name for name in (task.metric, "loss") if name not in metrics]
     if missing:
         raise ConfigError(
@@ -676,11 +734,24 @@ def metric_names(experiment: Experiment) -> list[str]:
     return list(metrics)
 
 
+def example_sums(experiment: Experiment) -> Sums:
+    """What the task sums up, found by judging an answer of zeros."""
+    about, task = experiment.signature, experiment.task
+    network = hollow(experiment.context.template, constants=False).eval()
+    with torch.no_grad():
+        output = network(about.example(2))
+    if not isinstance(output, Tensor):
+        raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")
+    y = experiment.example.y[:1].expand(2, *about.target_shape)
+    return task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
+
+
 def evaluation_part(experiment: Experiment) -> Part:
     """The server's test samples, or an error that says how to do without."""
-    if experiment.data is None or experiment.data.test is None:
+    data = experiment.tested
+    if data is None or data.test is None:
         raise DataError(
             'the data has no test part to evaluate on; give it one, or set evaluation.on = ["clients"] and '
             "data.validation above 0"
         )
-    return experiment.data.test
+    return data.test

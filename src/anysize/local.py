@@ -32,7 +32,7 @@ from anysize.rng import derive, generator
 from anysize.tasks import Sums, add, label_set
 from anysize.wire import Json, Tensors
 
-_STATISTICS = "statistics/"
+STATISTICS = "statistics/"
 _EVALUATION_BATCH = 500
 _AHEAD = 16  # batches that are gathered at once
 
@@ -115,9 +115,10 @@ def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: floa
             f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
             "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
-    # Label sets leave a client only where the chosen tricks need them.
-    held = classes.int().tolist() if classes is not None and context.tricks.classwise_head else None
-    return {"samples": samples, "loss": mean_loss, "classes": held}
+    # Label sets leave a client only where the chosen tricks need them, and the experiment allows it.
+    wanted = context.tricks.classwise_head and "labels" in context.tells
+    held = classes.int().tolist() if classes is not None and wanted else None
+    return {"samples": samples if "samples" in context.tells else None, "loss": mean_loss, "classes": held}
 
 
 def calibrate(
@@ -131,11 +132,13 @@ def calibrate(
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*_names(sub_model), "calibrate"))
     order = order[: sub_model.ticket.get("calibration_samples")]
-    fixed = any(name.startswith(_STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
+    fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
     drawn = (draw(share.train, i) for i in batches(order, _EVALUATION_BATCH if fixed else context.training.batch_size))
     found = collect(module, (batch.x.to(context.device) for batch in drawn))
     if len(order) == 1:  # it stood twice in its batch
         found = replace(found, counts=tuple(count / 2 for count in found.counts))
+    if "samples" not in context.tells:  # values per sample, which the network knows: so every client counts alike
+        found = replace(found, counts=tuple(count / len(order) for count in found.counts))
     return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, dict(sub_model.ticket))
 
 
@@ -148,7 +151,11 @@ def evaluate(
     module = with_fixed_statistics(context, method, sub_model)
     load_into(module, fitting(module, local_names(context, module), kept))
     sums = measure(context, module, share.held_out, sub_model.ticket.get("batch_size", _EVALUATION_BATCH))
-    return Update({}, sub_model.ticket | {"sums": sums, "samples": len(share.held_out)})
+    count = len(share.held_out)
+    if "samples" in context.tells:
+        return Update({}, sub_model.ticket | {"sums": sums, "samples": count})
+    means = {name: value / count for name, value in sums.items()}  # so every client counts alike
+    return Update({}, sub_model.ticket | {"sums": means, "samples": None})
 
 
 def echo(
@@ -160,15 +167,15 @@ def echo(
 
 def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
     """The built network, with the batch-norm statistics that came with the message attached, if any did."""
-    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_STATISTICS)}
-    sent = {n.removeprefix(_STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(_STATISTICS)}
+    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(STATISTICS)}
+    sent = {n.removeprefix(STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(STATISTICS)}
     module = built(context, method, replace(sub_model, tensors=plain), fixed=bool(sent))
     return place(attach(module, Statistics.of(sent)), context.device) if sent else module
 
 
 def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
     """The sub-model with batch-norm statistics, for `calibrate` and `evaluate`."""
-    named = {_STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
+    named = {STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
     return replace(sub_model, tensors={**sub_model.tensors, **named})
 
 

@@ -27,7 +27,7 @@ def plan(experiment: Experiment) -> Json:
                 "mask": size.mask,
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
-                "clients": group.clients,
+                "clients": group.clients or None,  # who comes to a fleet is seen only then
                 "ways": dict(experiment.method.ways(context, size)),
             }
             | asdict(costs[size.label])
@@ -53,14 +53,19 @@ def _unmeasurable(experiment: Experiment) -> list[str]:
 
 def leaves_the_device(experiment: Experiment) -> list[str]:
     """What a client's messages hold, in words."""
-    tricks = experiment.context.tricks
-    leaves = ["the trained tensors of its sub-model", "its number of samples", "its mean training loss"]
+    config, tricks = experiment.config, experiment.context.tricks
+    leaves = ["the trained tensors of its sub-model", "its mean training loss"]
+    if config.tells("samples"):
+        leaves.insert(1, "its number of samples")
     if tricks.batch_norm == "local":
         leaves[0] += " (norm layers stay)"
     if experiment.context.classes is not None and tricks.classwise_head:
         leaves.append("which classes it holds (for tricks.classwise_head)")
     if tricks.batch_norm in ("batch", "calibrated"):
         leaves.append("mean and variance of what enters each batch-norm, when it is asked to calibrate")
-    if "clients" in experiment.config.evaluation.on:
-        leaves.append("sums and counts of the metrics on its held-out share")
+    if "clients" in config.evaluation.on or experiment.method.needs_held_out:
+        what = "sums and counts" if config.tells("samples") else "means"
+        leaves.append(f"{what} of the metrics on its held-out share")
+    if config.own_data:
+        leaves.append("its name, and its capacity or budget, which the size of its sub-model shows too")
     return leaves

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from anysize.context import Context
-from anysize.engines.base import Engine
+from anysize.engines.base import Absence, Engine
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.profiling import stage, staged
 from anysize.wire import Json, Tensors, copies, size_bytes
@@ -15,19 +16,30 @@ from anysize.wire import Json, Tensors, copies, size_bytes
 
 @dataclass
 class Tally:
-    """What is known of a round besides the new state."""
+    """What is known of a round besides the new state.
+
+    Attributes:
+        bytes_down: what was sent to clients.
+        bytes_up: what came back.
+        clients: who answered, each with its size, samples and loss.
+        kept: what stays with them.
+        missing: who did not answer as it should, and why.
+        void: whether too few answered, so that the state stayed as it was.
+    """
 
     bytes_down: int = 0
     bytes_up: int = 0
     clients: list[Json] = field(default_factory=list)
     kept: dict[int, Tensors] = field(default_factory=dict)
+    missing: list[Json] = field(default_factory=list)
+    void: bool = False
 
     @property
     def train_loss(self) -> float | None:
-        """The clients' mean loss, each weighted by its samples; None if nobody took part."""
-        samples = sum(client["samples"] for client in self.clients)
-        total = sum(client["loss"] * client["samples"] for client in self.clients)
-        return total / samples if samples else None
+        """The clients' mean loss, weighted by their samples, or alike if they do not tell; None if nobody took part."""
+        weights = [1 if client["samples"] is None else client["samples"] for client in self.clients]
+        total = sum(client["loss"] * weight for client, weight in zip(self.clients, weights))
+        return total / sum(weights) if weights else None
 
 
 def run_round(
@@ -37,7 +49,8 @@ def run_round(
     clients: Iterable[Client],
     engine: Engine,
     rate: float,
-    on_update: Callable[[Update], None] = lambda update: None,
+    on_answer: Callable[[Update | Absence], None] = lambda answer: None,
+    least: int = 0,
 ) -> tuple[Any, Tally]:
     """The state after one round, and its tally.
 
@@ -48,14 +61,17 @@ def run_round(
         clients: the participants in the order in which their updates are folded in.
         engine: where they run.
         rate: the learning rate of this round.
-        on_update: called after each update, for progress.
+        on_answer: called after each answer, for progress.
+        least: how many clients must answer, one at least if any are missing; if fewer do, the state stays as it was.
     """
     tally = Tally()
     sent = _sent(context, method, state, clients, rate, tally)
-    received = _received(method, staged("train", engine.perform(sent)), tally, on_update)
+    received = _received(method, staged("train", engine.perform(sent)), tally, on_answer)
     with stage("aggregate"):
-        after = method.aggregate(context, state, received)
-    return after, tally
+        first = next(received, None)
+        after = state if first is None else method.aggregate(context, state, chain([first], received))
+    tally.void = len(tally.clients) < max(least, 1 if tally.missing else 0)
+    return state if tally.void else after, tally
 
 
 def _sent(
@@ -70,13 +86,19 @@ def _sent(
 
 
 def _received(
-    method: Method[Any], updates: Iterator[Update], tally: Tally, on_update: Callable[[Update], None]
+    method: Method[Any],
+    answers: Iterator[Update | Absence],
+    tally: Tally,
+    on_answer: Callable[[Update | Absence], None],
 ) -> Iterator[Update]:
-    for update in updates:
-        ticket = update.ticket
-        tally.bytes_up += size_bytes(update.tensors, ticket)
+    for answer in answers:
+        on_answer(answer)
+        if isinstance(answer, Absence):
+            tally.missing.append(asdict(answer))
+            continue
+        ticket = answer.ticket
+        tally.bytes_up += size_bytes(answer.tensors, ticket)
         tally.clients.append({key: ticket[key] for key in ("client", "size", "samples", "loss")})
-        if update.keep:
-            tally.kept[int(ticket["client"])] = update.keep
-        on_update(update)
-        yield replace(update, tensors=copies(update.tensors)) if method.needs_all_updates else update
+        if answer.keep:
+            tally.kept[int(ticket["client"])] = answer.keep
+        yield replace(answer, tensors=copies(answer.tensors)) if method.needs_all_updates else answer

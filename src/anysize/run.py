@@ -25,15 +25,15 @@ from anysize import stacking
 from anysize.checkpoint import Checkpoint
 from anysize.context import Levels, Size
 from anysize.cost import Cost, first_fitting
-from anysize.devices import Budget, round_seconds
+from anysize.devices import Budget, Fleet, round_seconds
 from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
-from anysize.engines.base import Engine
+from anysize.engines.base import Absence, Engine
 from anysize.engines.inprocess import InProcess, one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import Crew, Processes, obstacle
 from anysize.engines.stacked import Stacked
-from anysize.errors import CheckpointError, ConfigError, unknown
+from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, unknown
 from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
 from anysize.exams import finished
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
@@ -52,6 +52,8 @@ _MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evalua
 _HISTOGRAM_CLIENTS = 200
 
 OnEvent = Callable[[Json], None]
+MakeEngine = Callable[[Experiment, Mapping[int, Tensors]], Engine]
+"""Makes an engine for an experiment, given what stayed with each client, which the run goes on changing."""
 
 
 def run(
@@ -63,6 +65,7 @@ def run(
     overwrite: bool = False,
     profile: bool = False,
     on_event: OnEvent = lambda event: None,
+    engine: MakeEngine | None = None,
 ) -> Run:
     """Runs an experiment to its end and gives the finished run.
 
@@ -74,13 +77,14 @@ def run(
         overwrite: delete the run that the directory holds.
         profile: note in every round's event where its time went; see `anysize.profiling`.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
+        engine: makes the engine, in place of the one that the experiment names: a fleet of real devices.
     """
     experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
     clock = Clock() if profile else None
     with one_thread(), measuring(clock):  # the number of threads changes last bits, on the server as on a client
-        _Runner(experiment, directory, on_event, clock).go(resume=resume, overwrite=overwrite)
+        _Runner(experiment, directory, on_event, clock, engine).go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 
 
@@ -275,11 +279,21 @@ class Run:
         trained = {size.label for size in self.sizes}
         missing = [size for size in sizes if size.label not in known and size.label in trained]
         if missing and needs_calibration(experiment.context):
-            engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
-            known = known | _calibrate(experiment, self.state, engine, self.round, missing)
+            known = known | self._calibrated(missing)
         if batch_norms(experiment.context.template):
             known = known | {size.label: self._untrained(size) for size in sizes if size.label not in trained}
         return known
+
+    def _calibrated(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
+        """Statistics of sizes, estimated now on the clients' data, if it is here."""
+        experiment = self.experiment
+        if experiment.config.own_data:
+            raise DataError(
+                f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "
+                "devices, and none that can run it has answered. They are estimated at evaluations: go on with --resume"
+            )
+        engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
+        return _calibrate(experiment, self.state, engine, experiment.fleet, self.round, sizes)
 
     def _untrained(self, size: Size) -> Statistics:
         """Statistics of a size that was never trained, whatever the batch-norm treatment: nobody has tracked any."""
@@ -313,6 +327,7 @@ def status(directory: Path) -> Json:
     rounds = history(directory)
     done = rounds[-1]["round"] if rounds else 0
     evaluated = next((event for event in reversed(rounds) if start["metric"] in event), None)
+    late = next((event for event in reversed(rounds) if event.get("missing")), None)
     return {
         "name": config.name,
         "round": done,
@@ -321,14 +336,25 @@ def status(directory: Path) -> Json:
         "metric": start["metric"],
         "evaluated": evaluated["round"] if evaluated else None,
         "latest": evaluated[start["metric"]] if evaluated else {},
+        "missing": sum(len(event.get("missing", [])) for event in rounds),
+        "void": [event["round"] for event in rounds if event.get("void")],
+        "last_missing": {"round": late["round"], "missing": late["missing"]} if late else None,
     }
 
 
 class _Runner:
     """One run from its directory's first file to its last event."""
 
-    def __init__(self, experiment: Experiment, directory: Path, on_event: OnEvent, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path,
+        on_event: OnEvent,
+        clock: Clock | None = None,
+        make_engine: MakeEngine | None = None,
+    ) -> None:
         self._experiment = experiment
+        self._make_engine = make_engine
         self._clock = clock
         self._directory = directory
         self._on_event = on_event
@@ -336,6 +362,7 @@ class _Runner:
         self._metrics: list[str] = []
         self._saved = 0  # the round of the checkpoint in the directory
         self._crew: Crew | None = None
+        self._void = 0  # rounds in a row with too few answers
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
         began = time.perf_counter()
@@ -359,7 +386,8 @@ class _Runner:
 
     def _check(self, resume: bool, overwrite: bool) -> None:
         """Refuses what can be seen to be wrong before anything is prepared."""
-        _check_engine(self._experiment.config)
+        if self._make_engine is None:
+            _check_engine(self._experiment.config)
         if resume:
             self._check_resumable()
         else:
@@ -367,7 +395,8 @@ class _Runner:
 
     def _wants_crew(self) -> bool:
         """Whether worker processes will be needed, which then start while the rest is prepared."""
-        return self._experiment.config.engine.name == "processes" and obstacle(self._experiment) is None
+        ours = self._make_engine is None and self._experiment.config.engine.name == "processes"
+        return ours and obstacle(self._experiment) is None
 
     def _tried(self) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
@@ -427,6 +456,8 @@ class _Runner:
 
     def _plain_engine(self, current: Checkpoint) -> Engine:
         experiment, options = self._experiment, self._experiment.config.engine
+        if self._make_engine is not None:
+            return self._make_engine(experiment, current.kept)
         if options.name != "inprocess":
             reason = obstacle(experiment)
             if reason is None and self._crew is not None:
@@ -441,50 +472,69 @@ class _Runner:
         experiment, number = self._experiment, before.round + 1
         config, context, method = experiment.config, experiment.context, experiment.method
         rate = config.training.rate(number - 1, config.rounds)
-        clients = self._clients(number)
+        fleet = engine.fleet(number, experiment.fleet)
+        clients = self._clients(number, fleet)
+        least = config.engine.min_clients or (0 if fleet.present is None else 1)
         state, tally = run_round(
-            context, method, before.state, clients, engine, rate, self._progress(number, len(clients))
+            context, method, before.state, clients, engine, rate, self._progress(number, len(clients)), least
         )
-        state, momentum = with_momentum(
-            before.state, state, before.momentum, context.tricks.server_momentum, dict(context.template.named_buffers())
-        )
+        momentum, missing = before.momentum, list[Absence]()
+        if not tally.void:
+            factor, buffers = context.tricks.server_momentum, dict(context.template.named_buffers())
+            state, momentum = with_momentum(before.state, state, before.momentum, factor, buffers)
         if number == config.rounds:
-            limit = config.evaluation.clients
-            state = method.finish(context, state, partial(judged, context, engine, experiment.fleet, number, limit))
+            who = (context, engine, fleet, number, config.evaluation.clients)
+            state = method.finish(context, state, partial(judged, *who, missing=missing))
         before.kept.update(tally.kept)  # the same mapping that the engine reads from
         turns = before.turns | dict.fromkeys(tally.kept, number)
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
-        event = self._round_event(number, tally)
+        event = self._round_event(number, tally, fleet)
         if number % config.evaluate_every == 0 or number == config.rounds:
             with stage("evaluate"), measuring(None):  # with all that it extracts, sends and calibrates
-                event |= self._evaluate(after, engine)
+                event |= self._evaluate(after, engine, fleet, missing)
             directories.write_analysis(self._directory, number, method.describe(context, state))
+        event |= _missing(tally, missing)
         event["seconds"] = round(time.perf_counter() - began, 3)
         self._event(event | self._profile())
-        if number % config.checkpoint_every == 0 or number == config.rounds:
+        self._void = self._void + 1 if tally.void else 0
+        stops = self._void == config.engine.void_rounds and number < config.rounds
+        if number % config.checkpoint_every == 0 or number == config.rounds or stops:
             with stage("checkpoint"):
                 self._save(after)
+        if stops:
+            raise AnysizeError(self._given_up(number, least, tally))
         return after
 
-    def _clients(self, number: int) -> list[Client]:
+    def _given_up(self, number: int, least: int, tally: Tally) -> str:
+        """Why a run that nobody answers any more stops."""
+        missing = (
+            "; ".join(f"client {entry['client']}: {entry['why']}" for entry in tally.missing) or "no device was there"
+        )
+        return (
+            f"stopped after round {number}: {self._void} rounds in a row (engine.void_rounds) had fewer answers than "
+            f"the {least or 1} that a round needs (engine.min_clients). In the last one: {missing}. What was learned "
+            "before is saved; go on with --resume when the devices are back"
+        )
+
+    def _clients(self, number: int, fleet: Fleet) -> list[Client]:
         """The participants in the order of folding in: by predicted cost, largest first, then by id."""
         experiment = self._experiment
         found = []
-        for client in experiment.fleet.participants(number):
-            size = experiment.size_of_group[experiment.fleet.group_of(client, number).name]
+        for client in fleet.participants(number):
+            size = experiment.size_of_group[fleet.group_of(client, number).name]
             samples = experiment.shares.samples(client)
             found.append((-self._costs[size.label].training_macs * samples, client, size, samples))
         seed = experiment.config.seed
         ordered = sorted(found, key=lambda entry: entry[:2])
         return [Client(c, i, size, number, samples, seed) for i, (_, c, size, samples) in enumerate(ordered)]
 
-    def _evaluate(self, current: Checkpoint, engine: Engine) -> Json:
+    def _evaluate(self, current: Checkpoint, engine: Engine, fleet: Fleet, missing: list[Absence]) -> Json:
         """Calibrates if it must, measures, and puts the statistics into the checkpoint."""
         experiment = self._experiment
         config, context, method = experiment.config, experiment.context, experiment.method
         last = current.round == config.rounds
         if context.tricks.batch_norm == "calibrated" or last:
-            current.statistics = _calibrate(experiment, current.state, engine, current.round)
+            current.statistics = _calibrate(experiment, current.state, engine, fleet, current.round, missing=missing)
         used = current.statistics if context.tricks.batch_norm == "calibrated" else {}
         event: Json = {}
         metric = context.task.metric
@@ -497,20 +547,23 @@ class _Runner:
                 event["robust"] = under_attack(context, method, current.state, test, used, config.evaluation)
         if "clients" in config.evaluation.on:
             sizes, chosen = experiment.size_of_group, config.evaluation
-            who = (experiment.fleet, sizes, used, current.round, chosen.clients, chosen.batch_size)
+            who = (fleet, sizes, used, current.round, chosen.clients, chosen.batch_size, missing)
             rows = on_clients(context, method, current.state, engine, *who)
-            directories.append_rows(self._directory, rows)
+            if rows:
+                directories.append_rows(self._directory, rows)
             event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
         return event
 
-    def _round_event(self, number: int, tally: Tally) -> Json:
-        fleet, training = self._experiment.fleet, self._experiment.config.training
+    def _round_event(self, number: int, tally: Tally, fleet: Fleet) -> Json:
+        training = self._experiment.config.training
         virtual = []
         for client in tally.clients:
             group = fleet.group_of(client["client"], number)
             client["group"] = group.name
             cost = self._costs[client["size"]]
             seen = training.local_steps * training.batch_size if training.local_steps else None
+            if seen is None and client["samples"] is None:
+                continue
             samples = seen or client["samples"] * (training.local_epochs or 1)
             virtual.append(round_seconds(group, cost.training_macs * samples, cost.bytes_down, cost.bytes_up))
         event = {
@@ -531,7 +584,7 @@ class _Runner:
         for group in experiment.fleet.groups:
             size = experiment.size_of_group[group.name]
             budget = None if group.budget is None else group.budget.limits()
-            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients}
+            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients or None}
             groups.append(about | {"capacity": group.capacity, "budget": budget} | asdict(self._costs[size.label]))
         return {
             "event": "start",
@@ -558,15 +611,16 @@ class _Runner:
         """Where the time since the event before went; nothing unless the run is profiled."""
         return {} if self._clock is None else {"profile": self._clock.take()}
 
-    def _progress(self, number: int, clients: int) -> Callable[[Update], None]:
+    def _progress(self, number: int, clients: int) -> Callable[[Update | Absence], None]:
         done = 0
 
-        def on_update(update: Update) -> None:
+        def on_answer(answer: Update | Absence) -> None:
             nonlocal done
             done += 1
-            self._on_event({"event": "client", "round": number, "done": done, "of": clients})
+            why = {"missing": asdict(answer)} if isinstance(answer, Absence) else {}
+            self._on_event({"event": "client", "round": number, "done": done, "of": clients} | why)
 
-        return on_update
+        return on_answer
 
     def _check_resumable(self) -> None:
         old, new = saved_config(self._directory), self._experiment.config
@@ -607,6 +661,13 @@ class _Runner:
     def _event(self, event: Json) -> None:
         directories.append_event(self._directory, event)
         self._on_event(event)
+
+
+def _missing(tally: Tally, asked: Sequence[Absence]) -> Json:
+    """Who did not answer in a round, and whether that left the state as it was; nothing where all did."""
+    found = [entry | {"task": "train"} for entry in tally.missing]
+    found += [asdict(absence) | {"task": "evaluate"} for absence in asked]
+    return ({"missing": found} if found else {}) | ({"void": True} if tally.void else {})
 
 
 def fixed_changes(old: configs.ExperimentConfig, new: configs.ExperimentConfig) -> list[str]:
@@ -674,11 +735,17 @@ def environment() -> Json:
 
 
 def _calibrate(
-    experiment: Experiment, state: Any, engine: Engine, number: int, sizes: Sequence[Size] | None = None
+    experiment: Experiment,
+    state: Any,
+    engine: Engine,
+    fleet: Fleet,
+    number: int,
+    sizes: Sequence[Size] | None = None,
+    missing: list[Absence] | None = None,
 ) -> dict[str, Statistics]:
     options, context, method = experiment.config.evaluation, experiment.context, experiment.method
     count, samples, of_group = options.calibration_clients, options.calibration_samples, experiment.size_of_group
-    return calibrated(context, method, state, engine, experiment.fleet, of_group, number, count, sizes, samples)
+    return calibrated(context, method, state, engine, fleet, of_group, number, count, sizes, samples, missing)
 
 
 def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
@@ -700,6 +767,12 @@ def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int |
 
 def _check_engine(config: configs.ExperimentConfig) -> None:
     """Refuses an engine that is not there, or that cannot do what the experiment asks."""
+    if config.own_data:
+        raise ConfigError(
+            'data.name = "devices": every device has its own data, so this experiment runs on a fleet (anysize deploy '
+            'init), not in a simulation. To simulate it, name a data set, or a "module:function" with a parameter '
+            "`device` that gives one device's share"
+        )
     if config.engine.name == "flower":
         engine_kind("flower")
     if config.engine.name == "flower" and config.training.stack > 1:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import operator
 import os
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
 _NOTE = "anysize"  # the one metadata key: several would be written in random order
+_LONGEST_HEADER = 1 << 24  # bytes; that of a thousand tensors has a hundred thousand
 _EMPTY = "/empty"  # in a state's note: its mappings that hold nothing, which no tensor's name would bring back
 _DTYPES = {  # in the order in which safetensors lays tensors out
     torch.uint64: "U64",
@@ -77,6 +80,39 @@ def load(blob: bytes, source: str = "message") -> tuple[Tensors, Json]:
     if not isinstance(note, dict):
         raise CheckpointError(f"{source} was not written by anysize (its note is not an object)")
     return tensors, note
+
+
+def peek(blob: bytes, source: str = "message") -> Tensors:
+    """What `load` would give, on the meta device: names, shapes and types from the header alone.
+
+    So a receiver can refuse what is too large before it allocates any of it. A header that lies about the payload is
+    refused here.
+
+    >>> peek(dump({"w": torch.ones(2, 3)}, {}))["w"].shape
+    torch.Size([2, 3])
+    """
+    kinds = {name: dtype for dtype, name in _DTYPES.items()}
+    try:
+        length = int.from_bytes(blob[:8], "little")
+        if length > min(_LONGEST_HEADER, len(blob) - 8):
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(blob[8 : 8 + length])
+        found: Tensors = {}
+        for name, about in header.items():
+            if name == "__metadata__":
+                continue
+            shape = [operator.index(size) for size in about["shape"]]
+            first, last = map(operator.index, about["data_offsets"])
+            kind = kinds[about["dtype"]]
+            if min(shape, default=0) < 0 or last - first != math.prod(shape) * kind.itemsize:
+                raise ValueError(f"'{name}' does not have the bytes of its shape")
+            found[name] = torch.empty(shape, dtype=kind, device="meta")
+        total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+        if total != len(blob) - 8 - length:
+            raise ValueError(f"tensors of {total} bytes in a payload of {len(blob) - 8 - length}")
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError, RecursionError) as error:
+        raise CheckpointError(f"{source} is damaged or was not written by anysize ({error})") from None
+    return found
 
 
 def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:

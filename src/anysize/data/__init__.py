@@ -1,7 +1,7 @@
 """Data sets by name, and their division among clients."""
 
 from anysize.data.augment import augment, augmentations
-from anysize.data.partition import SPLITS, DeviceShares, Shares, split
+from anysize.data.partition import SPLITS, DeviceShares, RemoteShares, Shares, split
 from anysize.data.parts import (
     Data,
     DatasetPart,
@@ -23,6 +23,7 @@ __all__ = [
     "DeviceShares",
     "Part",
     "PartLike",
+    "RemoteShares",
     "Share",
     "Shares",
     "SubsetPart",

@@ -160,6 +160,35 @@ class DeviceShares(Shares):
         return None
 
 
+class RemoteShares(Shares):
+    """Shares that are on devices elsewhere: nothing is known of them here, not even their size.
+
+    >>> RemoteShares(3).samples(0)
+    1
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+
+    def __len__(self) -> int:
+        return self._clients
+
+    def share(self, client: int) -> Share:
+        """No share: the data never leaves its device."""
+        raise DataError(
+            f"the data of client {client} is on its device and stays there; what needs it must run on the fleet "
+            '(data.name = "devices")'
+        )
+
+    def samples(self, client: int) -> int:
+        """One: how many there are is not known, so that all count alike."""
+        return 1
+
+    def group_of(self, client: int) -> str | None:
+        """None: a device is its own group."""
+        return None
+
+
 def split(
     data: Data,
     clients: int | None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from anysize.engines.base import Engine
+from anysize.devices import Fleet
+from anysize.engines.base import Absence, Engine
 from anysize.exams import Examination
 from anysize.methods.base import SubModel, Update
 from anysize.stacking import parts_of, stacks
@@ -25,9 +26,16 @@ class Stacked(Engine):
         self._limit = limit
         self._samples = samples
 
-    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
-        for update in self._engine.perform(stacks(sub_models, self._limit, self._samples)):
-            yield from parts_of(update)
+    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
+        for answer in self._engine.perform(stacks(sub_models, self._limit, self._samples)):
+            if isinstance(answer, Absence):
+                yield answer
+            else:
+                yield from parts_of(answer)
+
+    def fleet(self, round: int, planned: Fleet) -> Fleet:
+        """Who is there, as the engine below says."""
+        return self._engine.fleet(round, planned)
 
     def examine(self, examination: Examination) -> Iterator[Sums]:
         """The sums of each exam, by the engine below."""

@@ -345,10 +345,11 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
         problems = [
             f"{name} with numbers that are not finite: lower training.learning_rate or set training.clip"
             for name, tensor in update.tensors.items()
-            if not _finite(tensor)
+            if not finite(tensor)
         ]
         samples, classes = update.ticket.get("samples"), update.ticket.get("classes")
-        if not isinstance(samples, int | float) or not 0 < samples < math.inf:
+        told = samples is not None or context.tricks.weighting == "samples"
+        if told and (not isinstance(samples, int | float) or not 0 < samples < math.inf):
             problems.append(f"samples = {samples!r}; a number above 0 is needed")
         if classes is not None and (len(classes) != context.classes or not set(classes) <= {0, 1}):
             problems.append(f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed")
@@ -358,7 +359,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
         yield update
 
 
-def _finite(tensor: Tensor) -> bool:
+def finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite, by one sum: it is, unless something in it is not (or it overflows, as bad)."""
     if not tensor.is_floating_point():
         return True

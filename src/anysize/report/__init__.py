@@ -35,7 +35,8 @@ def write(directory: Path) -> Path:
     """
     record = read(directory)
     drawn = [*figures.build(record), *widths.build(record), *robustness.build(record), *analysis.build(record)]
-    optional = [robustness.levels(record), tables.groups(record), tables.client_metrics(record), tables.profile(record)]
+    optional = [robustness.levels(record), tables.groups(record), tables.client_metrics(record)]
+    optional += [tables.missing(record), tables.profile(record)]
     shown = [tables.sizes(record), *(table for table in optional if table is not None)]
     report = directory / "report.html"
     try:

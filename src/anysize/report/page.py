@@ -28,6 +28,7 @@ SECTIONS = (
     ("analysis", "Inside the method"),
     ("groups", "Device groups"),
     ("clients", "Clients’ own held-out data"),
+    ("missing", "Who was missing, and why"),
     ("partition", "Data on the clients"),
     ("time", "Where the time went"),
 )

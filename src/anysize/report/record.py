@@ -105,6 +105,14 @@ class Participation(Entry):
     samples: Number | None = None
 
 
+class Missing(Entry):
+    """A client that did not answer as it should in a round: what it was asked to do, and what was wrong."""
+
+    client: int | str
+    why: str
+    task: str = "train"
+
+
 class GroupScore(Entry):
     """The metric of one group's clients, each on its own held-out samples."""
 
@@ -136,6 +144,8 @@ class Round(Entry):
     client_metrics: dict[str, GroupScore] = {}
     profile: dict[str, Number] = {}
     robust: dict[str, list[TradeOff]] = {}
+    missing: list[Missing] = []
+    void: bool = False
 
     def value(self, label: str, metric: str) -> Number | None:
         """A size's metric of any name after this round, None where it was not measured."""

@@ -219,6 +219,29 @@ def client_metrics(record: Record) -> Table | None:
     return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in scores))
 
 
+def missing(record: Record) -> Table | None:
+    """One row per answer that did not come, or that was refused: the round, who, and why."""
+    late = [(round_, absence) for round_ in record.rounds for absence in round_.missing]
+    if not late:
+        return None
+    columns = (
+        Column("round", "round", text),
+        Column("client", "client", text),
+        Column("task", "asked to", text, numeric=False),
+        Column("why", "why", text, numeric=False),
+        Column("void", "round changed nothing", lambda value: "yes" if value else ""),
+    )
+    rows = tuple((round_.round, absence.client, absence.task, absence.why, round_.void) for round_, absence in late)
+    often = Counter(str(absence.client) for _, absence in late).most_common(10)
+    rounds = len({round_.round for round_, _ in late})
+    caption = (
+        f"{times(len(late), 'answer')} missing or refused, in {rounds} of {times(len(record.rounds), 'round')}; most "
+        f"often of {', '.join(f'client {client} ({number}×)' for client, number in often)}. "
+        f"{sum(round_.void for round_ in record.rounds)} of the rounds changed nothing, since too few answered."
+    )
+    return Table("missing", caption, columns, rows, (None,) * len(rows))
+
+
 def profile(record: Record) -> Table | None:
     """One row per stage: the seconds that all profiled rounds spent in it, and their share."""
     rounds = [round_.profile for round_ in record.rounds if round_.profile]

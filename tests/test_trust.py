@@ -1,0 +1,608 @@
+"""What comes from outside is refused unless it is what was asked for, and what the device can afford."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import small
+from anysize import config as configs
+from anysize.device import DeviceConfig, Limits
+from anysize.devices import Budget
+from anysize.engines.base import Absence
+from anysize.engines.inprocess import InProcess
+from anysize.errors import CheckpointError, ConfigError, TrustError
+from anysize.experiment import Experiment
+from anysize.methods.base import Client, SubModel, Update
+from anysize.trust import Gate, Guard, accepted, message_cost
+from anysize.wire import Json, Tensors, dump, flatten, load, peek
+
+METHODS = ("fedavg", "heterofl", "flanc", "splitmix", "prism", "elf", "fjord", "fedhm", "oat")
+
+
+@cache
+def made(method: str, batch_norm: str | None = None) -> Experiment:
+    """A small experiment on digits with batch-norm; eLF's with a mask."""
+    options: Json = {"name": method}
+    if method == "elf":
+        options |= {"sparsities": [0.5], "proxy": 0.2, "proxy_epochs": 1}
+    model: Json = {"name": "small-cnn", "options": {"channels": [4, 4]}}
+    if method == "elf":
+        model = {"name": "resnet14", "options": {"channels": [4, 4]}}
+    return small.experiment(
+        method=options,
+        model=model,
+        data={"clients": 6, "fraction": 0.1},
+        tricks={} if batch_norm is None else {"batch_norm": batch_norm},
+        engine={"name": "inprocess"},
+    )
+
+
+def message(experiment: Experiment, task: str = "train", place: int = -1, client: int = 1) -> SubModel:
+    """What the server sends to a client."""
+    method, context = experiment.method, experiment.context
+    state = method.init(context)
+    found = method.extract(context, state, Client(client, 0, context.sizes[place], 3, 10, 0, task))
+    return replace(found, ticket=found.ticket | {"task": task} | ({"rate": 0.05} if task == "train" else {}))
+
+
+@cache
+def exchanged(method: str, task: str = "train", batch_norm: str | None = None) -> tuple[Guard, SubModel, Update]:
+    """A guard, a message, and the honest answer to it, over the wire."""
+    experiment = made(method, batch_norm)
+    sent = message(experiment, task)
+    engine = InProcess(experiment.context, experiment.method, experiment.shares, {})
+    (update,) = engine.perform([sent])
+    return Guard.of(experiment), sent, arrived(update)
+
+
+def arrived(update: Update) -> Update:
+    """The update as another machine gets it."""
+    tensors, ticket = load(dump(update.tensors, update.ticket))
+    return Update(tensors, ticket)
+
+
+def refused(guard: Guard, sent: SubModel, update: Update) -> str:
+    answer = guard(sent, update)
+    assert isinstance(answer, Absence), "the update got through"
+    assert answer.client == sent.ticket["client"]
+    return answer.why
+
+
+# The server's side ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("task", ["train", "calibrate", "evaluate"])
+def test_an_honest_answer_gets_through_unchanged(method: str, task: str) -> None:
+    guard, sent, update = exchanged(method, task)
+    answer = guard(sent, update)
+    assert isinstance(answer, Update), answer
+    assert dump(answer.tensors, answer.ticket) == dump(update.tensors, update.ticket)
+
+
+@pytest.mark.parametrize("batch_norm", ["tracked", "local", "calibrated"])
+def test_an_honest_answer_gets_through_whatever_batch_norm_does(batch_norm: str) -> None:
+    guard, sent, update = exchanged("heterofl", "train", batch_norm)
+    assert isinstance(guard(sent, update), Update)
+
+
+def test_an_answer_to_every_size_gets_through() -> None:
+    experiment = made("flanc")
+    guard = Guard.of(experiment)
+    engine = InProcess(experiment.context, experiment.method, experiment.shares, {})
+    for place in range(len(experiment.context.sizes)):
+        sent = message(experiment, place=place)
+        (update,) = engine.perform([sent])
+        assert isinstance(guard(sent, arrived(update)), Update)
+
+
+def _first(tensors: Tensors) -> str:
+    """The largest tensor, which is no norm layer's."""
+    return max(tensors, key=lambda name: tensors[name].numel())
+
+
+def _changed(update: Update, change: Callable[[torch.Tensor], torch.Tensor]) -> Update:
+    name = _first(update.tensors)
+    return replace(update, tensors=update.tensors | {name: change(update.tensors[name].clone())})
+
+
+def _poke(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def poke(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[-1] = value
+        return tensor
+
+    return poke
+
+
+POISONS: dict[str, tuple[Callable[[Update], Update], str]] = {
+    "nan": (lambda u: _changed(u, _poke(math.nan)), "not finite"),
+    "infinite": (lambda u: _changed(u, _poke(math.inf)), "not finite"),
+    "huge": (lambda u: _changed(u, lambda t: t * 0 + 1e6), "engine.update_norm"),
+    "overflowing": (lambda u: _changed(u, lambda t: t * 0 + 3e38), "not finite|engine.update_norm"),
+    "shape": (lambda u: _changed(u, lambda t: t.flatten()[:1]), r"of shape \(1,\), expected"),
+    "longer": (lambda u: _changed(u, lambda t: torch.cat([t, t])), "of shape .* expected"),
+    "flat": (lambda u: _changed(u, lambda t: t.reshape(1, -1, 1, 1, 1)), "of shape .* expected"),
+    "double": (lambda u: _changed(u, lambda t: t.double()), "of type float64, expected float32"),
+    "half": (lambda u: _changed(u, lambda t: t.half()), "of type float16, expected float32"),
+    "integer": (lambda u: _changed(u, lambda t: t.long()), "of type int64, expected float32"),
+    "extra": (lambda u: replace(u, tensors=u.tensors | {"back.door": torch.ones(2)}), "'back.door', which it was not"),
+    "nothing": (lambda u: replace(u, tensors={}), "sent no weight"),
+    "one less": (
+        lambda u: replace(u, tensors={n: t for n, t in u.tensors.items() if n != _first(u.tensors)}),
+        "sent no weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_update_is_refused(method: str, poison: str) -> None:
+    guard, sent, update = exchanged(method)
+    spoil, said = POISONS[poison]
+    why = refused(guard, sent, spoil(update))
+    assert re.search(said, why), why
+
+
+LIES: dict[str, tuple[Json, str]] = {
+    "another client": ({"client": 2}, "client = 2, expected 1"),
+    "another round": ({"round": 4}, "round = 4, expected 3"),
+    "another size": ({"size": "0.5"}, "size = '0.5', expected '1.0'"),
+    "another width": ({"width": 0.25}, "width = 0.25, expected"),
+    "another task": ({"task": "evaluate"}, "task = 'evaluate', expected 'train'"),
+    "true for one": ({"client": True}, "client = True, expected 1"),
+    "no samples": ({"samples": 0}, "samples = 0, expected a whole number"),
+    "fewer than none": ({"samples": -5}, "samples = -5"),
+    "too many samples": ({"samples": 10**9}, "samples = 1000000000, expected a whole number from 1 to 1000000"),
+    "half a sample": ({"samples": 0.5}, "samples = 0.5"),
+    "true samples": ({"samples": True}, "samples = True"),
+    "samples in words": ({"samples": "many"}, "samples = 'many'"),
+    "no loss": ({"loss": None}, "loss = None"),
+    "loss that is none": ({"loss": math.nan}, "loss = nan"),
+    "classes unasked": ({"classes": [1] * 10}, "nobody may ask for"),
+    "more than asked": ({"weight": 1000.0}, "'weight', which nobody asked for"),
+    "an escape": ({"\x1b[31m": 1}, "which nobody asked for"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_ticket_is_refused(lie: str) -> None:
+    guard, sent, update = exchanged("flanc")
+    change, said = LIES[lie]
+    why = refused(guard, sent, replace(update, ticket=update.ticket | change))
+    assert said in why
+    assert "\x1b" not in why
+
+
+def test_a_ticket_that_lacks_something_is_refused() -> None:
+    guard, sent, update = exchanged("flanc")
+    for key in sent.ticket:
+        left = {name: value for name, value in update.ticket.items() if name != key}
+        assert f"without {key}" in refused(guard, sent, replace(update, ticket=left))
+    for nothing in (None, [], "ticket", 3):
+        assert refused(guard, sent, replace(update, ticket=nothing)) == "sent no ticket"
+
+
+def test_which_classes_a_client_has_is_checked_where_it_is_asked() -> None:
+    guard, sent, update = exchanged("heterofl")
+    assert len(update.ticket["classes"]) == 10
+    for lie in (None, [1] * 9, [2] * 10, [True] * 10, [0] * 10, "1111111111", [[1]] * 10):
+        assert "expected a 0 or 1 for each" in refused(
+            guard, sent, replace(update, ticket=update.ticket | {"classes": lie})
+        )
+
+
+def test_what_should_stay_with_the_client_is_not_believed() -> None:
+    guard, sent, update = exchanged("flanc")
+    answer = guard(sent, replace(update, keep={"secret": torch.ones(3)}))
+    assert isinstance(answer, Update)
+    assert answer.keep == {}
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        None,
+        {},
+        {"count": 5.0, "correct": 3.0},
+        {"count": 5.0, "correct": 3.0, "loss": math.inf},
+        {"count": 5.0, "correct": 3.0, "loss": "low"},
+        {"count": 0.0, "correct": 0.0, "loss": 0.0},
+        {"count": -1.0, "correct": 0.0, "loss": 0.0},
+        {"count": 5.0, "correct": 6.0, "loss": 1.0},
+        {"count": 5.0, "correct": -1.0, "loss": 1.0},
+        {"count": 5.0, "correct": 3.0, "loss": 1.0, "bonus": 1.0},
+    ],
+)
+def test_sums_that_nobody_could_have_counted_are_refused(sums: Any) -> None:
+    guard, sent, update = exchanged("flanc", "evaluate")
+    assert "sent" in refused(guard, sent, replace(update, ticket=update.ticket | {"sums": sums}))
+
+
+def test_statistics_that_no_data_has_are_refused() -> None:
+    guard, sent, update = exchanged("flanc", "calibrate")
+    for name, value in (("0.variance", -1.0), ("0.mean", 1e20), ("0.count", -4.0), ("1.variance", 1e35)):
+        poisoned = update.tensors | {name: torch.full_like(update.tensors[name], value)}
+        assert f"statistics {name}" in refused(guard, sent, replace(update, tensors=poisoned))
+
+
+def test_tracked_statistics_may_move_far_but_stay_statistics() -> None:
+    guard, sent, update = exchanged("heterofl", "train", "tracked")
+    (variance, *_) = [name for name in update.tensors if name.endswith("running_var")]
+    far = update.tensors | {variance: torch.full_like(update.tensors[variance], 1e9)}
+    assert isinstance(guard(sent, replace(update, tensors=far)), Update)
+    below = update.tensors | {variance: torch.full_like(update.tensors[variance], -1.0)}
+    assert "statistics" in refused(guard, sent, replace(update, tensors=below))
+
+
+def test_the_norm_that_is_allowed_is_the_experiments() -> None:
+    experiment = made("flanc")
+    _, sent, update = exchanged("flanc")
+    strict = experiment.config.engine.model_copy(update={"update_norm": 1e-6})
+    guard = Guard(experiment.context, experiment.method, strict, ["count", "correct", "loss"])
+    moved = math.sqrt(
+        sum(
+            float((update.tensors[name].double() - sent.tensors[name].double()).square().sum())
+            for name in update.tensors
+            if "running_" not in name and "num_batches" not in name
+        )
+    )
+    assert f"moved by {moved:.3g}" in refused(guard, sent, update)
+
+
+def test_an_update_that_did_not_train_is_within_every_norm() -> None:
+    experiment = made("flanc")
+    _, sent, update = exchanged("flanc")
+    strict = experiment.config.engine.model_copy(update={"update_norm": 1e-12})
+    guard = Guard(experiment.context, experiment.method, strict, ["count", "correct", "loss"])
+    assert isinstance(guard(sent, replace(update, tensors=sent.tensors)), Update)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(["client", "round", "size", "task", "samples", "loss", "classes", "width", "more"]),
+        JSON,
+        min_size=1,
+    ),
+    task=st.sampled_from(["train", "evaluate", "calibrate"]),
+)
+def test_no_ticket_makes_the_guard_stumble_or_believe(changes: Json, task: str) -> None:
+    """Whatever a ticket says: an absence, or an update with the ticket that was sent."""
+    guard, sent, update = exchanged("flanc", task)
+    answer = guard(sent, replace(update, ticket=update.ticket | changes))
+    if isinstance(answer, Update):
+        told = {"samples", "loss", "classes", "sums"}
+        assert {key: value for key, value in answer.ticket.items() if key not in told} == sent.ticket
+        if task == "train":
+            assert type(answer.ticket["samples"]) is int
+            assert 0 < answer.ticket["samples"] <= 1_000_000
+            assert math.isfinite(answer.ticket["loss"])
+    else:
+        assert len(answer.why) < 1000
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    place=st.integers(0, 100),
+    shape=st.lists(st.integers(0, 4), max_size=5),
+    kind=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]),
+    value=st.floats(-(2.0**127), 2.0**127, width=32),
+)
+def test_what_gets_through_can_be_aggregated(place: int, shape: list[int], kind: torch.dtype, value: float) -> None:
+    """A tensor replaced by any other: refused, or the method takes it and its state stays finite."""
+    guard, sent, update = exchanged("heterofl")
+    experiment = made("heterofl")
+    name = sorted(update.tensors)[place % len(update.tensors)]
+    answer = guard(sent, replace(update, tensors=update.tensors | {name: torch.full(shape, value).to(kind)}))
+    if isinstance(answer, Update):
+        state = experiment.method.init(experiment.context)
+        after = experiment.method.aggregate(experiment.context, state, iter([answer]))
+        assert all(bool(tensor.isfinite().all()) for tensor in after.tensors.values())
+
+
+# Over the wire --------------------------------------------------------------------------------------
+
+
+def test_a_header_tells_what_loading_would_give() -> None:
+    tensors = {
+        "w": torch.zeros(2, 3),
+        "n": torch.tensor(4),
+        "b": torch.zeros(5, dtype=torch.bfloat16),
+        "e": torch.zeros(0),
+    }
+    blob = dump(tensors, {"round": 1})
+    found = peek(blob)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in load(blob)[0].items()
+    }
+    assert all(tensor.is_meta for tensor in found.values())
+
+
+def _blob(header: Json, payload: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + payload
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**60).to_bytes(8, "little") + b"{}",
+        _blob({"w": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4 * 10**18]}}),
+        _blob({"w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4]}}, bytes(4)),
+        _blob({"w": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, bytes(4)),
+        _blob({"w": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+        _blob({"w": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 6]}}, bytes(6)),
+        _blob({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(5)),
+        _blob({"w": [1, 2]}),
+        len(b"[" * 100_000).to_bytes(8, "little") + b"[" * 100_000,
+    ],
+)
+def test_a_header_that_lies_is_refused_before_anything_is_allocated(blob: bytes) -> None:
+    with pytest.raises(CheckpointError, match="damaged or was not written by anysize"):
+        peek(blob)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 255))
+def test_no_bytes_make_the_header_stumble(tail: bytes, place: int, value: int) -> None:
+    good = bytearray(dump({"w": torch.zeros(3)}, {"a": 1}))
+    good[place % len(good)] = value
+    for blob in (tail, bytes(good)):
+        with suppress(CheckpointError):
+            peek(blob)
+
+
+# The device's side ----------------------------------------------------------------------------------
+
+
+def gate(experiment: Experiment, **limits: Any) -> Gate:
+    return Gate(experiment.context.for_client(), experiment.method, experiment.example, Limits(**limits))
+
+
+def sent_as(sub_model: SubModel) -> tuple[bytes, Json]:
+    return dump(sub_model.tensors, {}), json.loads(json.dumps(sub_model.ticket))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("task", ["train", "calibrate", "evaluate"])
+def test_a_device_takes_what_it_can_afford(method: str, task: str) -> None:
+    experiment = made(method)
+    sent = message(experiment, task)
+    taken = gate(experiment, capacity=1.0)(*sent_as(sent))
+    assert dump(taken.tensors, {}) == dump(sent.tensors, {})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_device_counts_what_the_server_counted(method: str) -> None:
+    experiment = made(method)
+    size = experiment.context.sizes[-1]
+    counted = experiment.cost(size).units()
+    sent = message(experiment, client=0)
+    found = message_cost(experiment.context.for_client(), experiment.method, sent, experiment.example)
+    for unit in ("parameters", "training_macs", "activation_bytes"):
+        assert found[unit] == counted[unit]
+    assert found["bytes"] == pytest.approx(counted["bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("unit", ["parameters", "training_macs", "activation_bytes", "bytes"])
+def test_a_device_refuses_what_is_above_its_budget(unit: str) -> None:
+    experiment = made("flanc")
+    small_one, large_one = message(experiment, place=0), message(experiment, place=-1)
+    limit = experiment.cost(experiment.context.sizes[0]).units()[unit] * 1.05
+    door = gate(experiment, budget=Budget(**{unit: limit}))
+    assert door(*sent_as(small_one)).width == 0.5
+    with pytest.raises(TrustError, match=f"{unit} = .*this device's budget is"):
+        door(*sent_as(large_one))
+
+
+def test_a_device_refuses_what_is_above_its_capacity() -> None:
+    experiment = made("flanc")
+    door = gate(experiment, capacity=0.6)
+    assert door(*sent_as(message(experiment, place=0))).width == 0.5
+    with pytest.raises(TrustError, match=r"size 1\.0 is above this device's capacity, 0\.6"):
+        door(*sent_as(message(experiment, place=-1)))
+    blob, ticket = sent_as(message(experiment, place=-1))
+    with pytest.raises(TrustError, match="above this device's capacity"):
+        door(blob, ticket | {"size": "0.5"})  # the large network under a small one's label
+    with pytest.raises(TrustError, match="none that the experiment trains"):
+        door(blob, ticket | {"size": "tiny"})
+
+
+def test_a_device_refuses_what_its_memory_cannot_hold() -> None:
+    experiment = made("flanc")
+    sent = message(experiment)
+    needed = message_cost(experiment.context, experiment.method, sent, experiment.example)["memory_bytes"]
+    gate(experiment, capacity=1.0, memory_bytes=needed)(*sent_as(sent))
+    with pytest.raises(TrustError, match="bytes of memory"):
+        gate(experiment, capacity=1.0, memory_bytes=needed - 1)(*sent_as(sent))
+
+
+def test_a_device_refuses_tensors_that_are_no_part_of_the_network() -> None:
+    experiment = made("heterofl")
+    sent = message(experiment)
+    blob, ticket = sent_as(replace(sent, tensors=sent.tensors | {"more": torch.zeros(10)}))
+    with pytest.raises(TrustError, match="does not make the network"):
+        gate(experiment, capacity=1.0)(blob, ticket)
+
+
+def test_a_device_does_not_load_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = made("flanc")
+    monkeypatch.setattr("anysize.trust.load", lambda blob: pytest.fail("it was loaded"))
+    with pytest.raises(TrustError):
+        gate(experiment, budget=Budget(parameters=1))(*sent_as(message(experiment)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "echo"},
+        {"task": None},
+        {"task": ["train"]},
+        {"client": -1},
+        {"round": "1"},
+        {"seed": 0.5},
+        {"width": 2.0},
+        {"width": None},
+        {"rate": math.nan},
+        {"rate": -1},
+        {"batch_size": 0},
+        {"calibration_samples": "all"},
+    ],
+)
+def test_an_order_that_is_none_is_refused(change: Json) -> None:
+    experiment = made("flanc")
+    blob, ticket = sent_as(message(experiment))
+    with pytest.raises(TrustError, match="refused what the server sent"):
+        gate(experiment, capacity=1.0)(blob, ticket | change)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(["task", "client", "width", "size", "seed", "round", "rate"]), JSON))
+def test_no_order_makes_the_gate_stumble(changes: Json) -> None:
+    experiment = made("flanc")
+    blob, ticket = sent_as(message(experiment))
+    with suppress(TrustError):
+        gate(experiment, capacity=1.0)(blob, ticket | changes)
+
+
+# Whose code -----------------------------------------------------------------------------------------
+
+TEXT = 'data.name = "devices"\nmodel = { name = "mlp", input = [4] }\ntask.classes = 2\nmethod.name = "fedavg"\n'
+
+
+def device(*allow: str) -> DeviceConfig:
+    return DeviceConfig(name="cam", server="a:1", data="a:b", capacity=0.5, allow=list(allow))
+
+
+def test_an_experiment_of_built_in_names_is_accepted() -> None:
+    assert accepted(TEXT, device()) == configs.loads(TEXT)
+
+
+@pytest.mark.parametrize("key", ["model", "method", "task"])
+def test_code_runs_only_if_the_devices_own_file_names_it(key: str) -> None:
+    config = configs.loads(TEXT, [f"{key}.name=os:system"])
+    with pytest.raises(TrustError, match=f"does not allow: .*{key}.name"):
+        accepted(configs.dumps(config), device("os:popen", "os.system:x"))
+    assert accepted(configs.dumps(config), device("os:system")) == config
+
+
+def test_an_experiment_may_not_read_files_of_the_device() -> None:
+    with pytest.raises(TrustError, match=r"devices\.file"):
+        accepted(TEXT + 'devices.file = "/etc/passwd"\n', device())
+    with pytest.raises(ConfigError):
+        accepted("no = toml = at all", device())
+
+
+# What leaves a device -------------------------------------------------------------------------------
+
+
+def own(*share: str, **tables: Any) -> Experiment:
+    """The small experiment as a fleet has it: each device has the data that the partition would give it."""
+    config = configs.from_dict(
+        {
+            "data": {"name": "devices", "validation": 0.2},
+            "model": {"name": "mlp", "input": [1, 8, 8], "options": {"hidden": [16]}},
+            "task": {"classes": 10},
+            "method": {"name": "fedavg"},
+            "devices": {"capacities": [0.5, 1.0], "share": list(share)},
+            **tables,
+        }
+    )
+    return Experiment.from_config(config)
+
+
+def answer(experiment: Experiment, task: str) -> Update:
+    sent = message(experiment, task)
+    engine = InProcess(experiment.context, experiment.method, small.experiment().shares, {})
+    (update,) = engine.perform([sent])
+    checked = Guard.of(experiment)(sent, arrived(update))
+    assert isinstance(checked, Update), checked
+    return checked
+
+
+def test_counts_and_classes_leave_a_device_only_if_the_experiment_says_so() -> None:
+    told = answer(own(), "train").ticket
+    assert told["samples"] is None
+    assert told["classes"] is None
+    assert answer(own("samples"), "train").ticket["samples"] > 1
+    heterofl = own("labels", method={"name": "heterofl"})
+    assert sum(answer(heterofl, "train").ticket["classes"]) > 1
+    assert answer(heterofl, "train").ticket["samples"] is None
+
+
+def test_without_counts_a_device_tells_means() -> None:
+    silent, open_ = answer(own(), "evaluate").ticket, answer(own("samples"), "evaluate").ticket
+    assert silent["samples"] is None
+    assert silent["sums"]["count"] == 1.0
+    assert open_["sums"]["count"] == open_["samples"] > 1
+    task = own().task
+    assert task.metrics(silent["sums"]) == pytest.approx(task.metrics(open_["sums"]))
+
+
+def test_without_counts_statistics_do_not_tell_them_either() -> None:
+    def statistics(*share: str) -> Update:
+        model = {"name": "small-cnn", "input": [1, 8, 8], "options": {"channels": [4, 4]}}
+        return answer(own(*share, model=model, tricks={"batch_norm": "calibrated"}), "calibrate")
+
+    silent, open_ = statistics(), statistics("samples")
+    samples = float(open_.tensors["0.count"]) / float(silent.tensors["0.count"])
+    assert samples == round(samples) > 1
+    assert torch.equal(silent.tensors["0.mean"], open_.tensors["0.mean"])
+
+
+def test_a_count_that_nobody_may_ask_for_is_refused() -> None:
+    experiment = own()
+    sent = message(experiment)
+    engine = InProcess(experiment.context, experiment.method, small.experiment().shares, {})
+    (update,) = engine.perform([sent])
+    lie = replace(arrived(update), ticket=update.ticket | {"samples": 7})
+    assert "which nobody may ask for" in refused(Guard.of(experiment), sent, lie)
+
+
+def test_without_counts_every_device_counts_alike() -> None:
+    """FedAvg's new weights are the plain mean of the updates, whatever the amount of data."""
+    experiment = own()
+    context, method = experiment.context, experiment.method
+    engine = InProcess(context, method, small.experiment().shares, {})
+    sent = [replace(m, ticket=m.ticket | {"client": c}) for c in range(3) for m in [message(experiment, client=c)]]
+    updates = list(engine.perform(sent))
+    after = method.aggregate(context, method.init(context), iter(updates))
+    found = {name.rpartition("/")[2]: tensor for name, tensor in flatten(after)[0].items()}
+    for name in updates[0].tensors:
+        expected = torch.stack([update.tensors[name] for update in updates]).double().mean(0)
+        torch.testing.assert_close(found[name.partition(".")[2]].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_plan_lists_what_leaves_a_device() -> None:
+    from anysize.planning import plan
+
+    silent = plan(own())["leaves_the_device"]
+    assert not any("number of samples" in line for line in silent)
+    assert any("means of the metrics" in line for line in silent)
+    assert any("mean training loss" in line for line in silent)
+    assert any("its name" in line for line in silent)
+    told = plan(own("samples", "labels", method={"name": "heterofl"}))["leaves_the_device"]
+    assert "its number of samples" in told
+    assert any("which classes it holds" in line for line in told)
+    assert any("sums and counts of the metrics" in line for line in told)
