@@ -82,8 +82,8 @@ class Loopback:
         while not until():
             ended = process.poll() is not None and not until()
             late = time.monotonic() > deadline
-            if ended or late:
-                raise AssertionError(f"{name} {'ended' if ended else 'is late'}: {self.log(name)[-3000:]}")
+            assert not ended, f"{name} ended: {self.log(name)[-3000:]}"
+            assert not late, f"{name} is late: {self.log(name)[-3000:]}"
             time.sleep(0.2)
 
     def finished(self, seconds: float = 240) -> str:

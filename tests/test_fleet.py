@@ -24,7 +24,8 @@ import small
 from anysize import config as configs
 from anysize import device as devices
 from anysize.data import DeviceShares
-from anysize.engines import Absence, InProcess
+from anysize.engines.base import Absence
+from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.evaluation import calibrated
 from anysize.experiment import Experiment

@@ -36,7 +36,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def experiment(method: str, **changes: Any) -> Experiment:
-    model = {"name": "elf-cnn", "options": {}} if method == "elf" else {"name": "small-cnn", "options": {"channels": [8, 16]}}
+    model = {"name": "small-cnn", "options": {"channels": [8, 16]}}
+    if method == "elf":
+        model = {"name": "elf-cnn", "options": {}}
     return small.experiment(method={"name": method}, data={"clients": 12}, model=model, **changes)
 
 

@@ -17,10 +17,10 @@ from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.device import DeviceConfig
 from anysize.elastic.skeleton import weightless
+from anysize.engines.desk import client_context
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.messages import blobs_in, note_in, record, with_note
-from anysize.engines.worker import client_context
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment, Signature
 from anysize.local import perform
