@@ -491,6 +491,34 @@ def test_errors_of_flower_are_told_in_plain_words() -> None:
     assert said == {1: "long story", 3: "too late: its message had expired", 5: "disappeared: its heartbeat stopped"}
 
 
+def test_the_commands_lay_out_a_fleet_and_say_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "fleet"
+    code, said, _ = small.call(monkeypatch, capsys, "deploy", "init", home, "--device", "cam=0.25", "--port", "0")
+    assert code == 0
+    assert f"anysize server {home}" in said.replace("\n", " ")
+    port = layout.read(home).port
+    assert devices.load(home / "devices" / "cam" / "device.toml").server == f"127.0.0.1:{port}"
+    code, _, err = small.call(monkeypatch, capsys, "deploy", "init", home)
+    assert (code, "--overwrite" in err) == (2, True)
+    code, _, err = small.call(monkeypatch, capsys, "deploy", "add", home, "van=2")
+    assert (code, "at most 1" in err) == (2, True)
+    code, _, err = small.call(monkeypatch, capsys, "run", home / "experiment.toml", "--superlink", home)
+    assert (code, "anysize server" in err) == (2, True)
+    code, _, err = small.call(monkeypatch, capsys, "server", tmp_path)
+    assert (code, "deploy init" in err) == (2, True)
+
+
+def test_the_example_of_a_new_fleet_is_an_experiment_that_every_device_can_join(tmp_path: Path) -> None:
+    layout.lay_out(tmp_path / "fleet", layout.planned(None, 5, ["fleet.example.org"], 8400, None))
+    wire = Wire(tmp_path / "fleet")
+    experiment, ours = made(tmp_path / "fleet", wire, tmp_path)
+    fleet = ours.fleet(1, experiment.fleet)
+    assert [fleet.group_of(c, 1).name for c in range(5)] == ["0.25", "0.5", "0.75", "1.0", "0.25"]
+    assert layout.read(tmp_path / "fleet").listen == "0.0.0.0"
+
+
 def simulated(folder: Path, config: Any) -> Any:
     """The run of the fleet's experiment in this process: each client has its device's share and capacity."""
     names = sorted(NAMES)

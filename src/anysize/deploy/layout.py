@@ -143,7 +143,10 @@ def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
     if home.is_file() or (not taken and home.is_dir() and any(home.iterdir())):
         raise ConfigError(f"{home} is not a fleet's folder and not empty; choose another")
     if taken and not overwrite:
-        raise ConfigError(f"{home} already holds a fleet ({', '.join(taken)}); replace it with --overwrite, or --add")
+        raise ConfigError(
+            f"{home} already holds a fleet; replace it, keys and all, with --overwrite, or add devices with `anysize "
+            f"deploy add {home} NAME=CAPACITY`"
+        )
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     home.chmod(0o700)  # it holds private keys
     _text(home / EXPERIMENT, plan.experiment)
