@@ -82,7 +82,7 @@ def measured(fleet: Loopback, count: int, hidden: int) -> dict[str, Any]:
 def polls_per_second(home: Path, address: Address, seconds: float = 8.0, callers: int = 4) -> float:
     """How often devices can ask the SuperLink whether there is something for them, if they do nothing else."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest
     from flwr.proto.node_pb2 import Node
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -105,6 +105,7 @@ def polls_per_second(home: Path, address: Address, seconds: float = 8.0, callers
             while time.monotonic() < deadline:
                 client.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
                 count += 1
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
             counts.append(count)
 
     folders = sorted((home / layout.DEVICES).iterdir())[:callers]
