@@ -28,6 +28,7 @@ class Loopback:
         wanted = {name: {"capacity": capacity} for name, capacity in devices.items()}
         layout.lay_out(home, layout.planned(file, wanted, [], free_port(), data))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = environment() | {"ANYSIZE_LOOPBACK": str(home)}  # marks whatever descends from us
         self.logs = home / "test-logs"
         self.logs.mkdir()
 
@@ -56,7 +57,7 @@ class Loopback:
         """Starts an `anysize` command under a name; its output goes to a new log of that name."""
         with (self.logs / f"{name}.log").open("wb") as out:
             command = [sys.executable, "-m", "anysize.cli", *map(str, arguments)]
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=self._environment)
         self._processes[name] = process
         return process
 
