@@ -43,7 +43,8 @@ NOTES: Mapping[str, str] = {
     "Flower is an extra, `pip install 'anysize[flower]'`; it starts Ray here, or uses the cluster that `RAY_ADDRESS` "
     "names, and `workers` is how many clients it trains at a time. The variable `ANYSIZE_ENGINE` names the engine of "
     "files that name none. A live network or task, or a method defined in the main script, runs in this process. "
-    "An accelerator that PyTorch does not find is refused. `round_timeout` and `min_clients` have no effect yet.",
+    "An accelerator that PyTorch does not find is refused. `round_timeout`, `min_clients` and `void_rounds` are for "
+    "[fleets](deployment.md).",
 }
 """What the fields do not say, by table."""
 

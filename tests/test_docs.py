@@ -146,9 +146,15 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     for text in code(page):
         for name, rest in re.findall(r"(?<!import )\banysize ([a-z]+)\b([^`]*)", text):
             assert name in known.commands, f"anysize {name} in: {text}"
-            allowed = {option for parameter in known.commands[name].params for option in parameter.opts}
+            allowed = {option for parameter in parameters(known.commands[name]) for option in parameter.opts}
             strange = set(re.findall(r"(--[a-z][a-z-]*)", rest)) - allowed
             assert not strange, f"{strange} in: {text}"
+
+
+def parameters(command: click.Command) -> list[click.Parameter]:
+    """The parameters of a command, and of those below it."""
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    return [*command.params, *(parameter for other in below for parameter in parameters(other))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -244,6 +250,14 @@ def test_the_speed_table_is_made_from_the_measured_results() -> None:
     results = json.loads(made.RESULTS.read_text())
     assert text == made.shown(text, results), "run: .venv/bin/python benchmarks/table.py"
     assert set(results["dates"]) == set(results) - {"dates", "machine"}
+
+
+def test_tables_of_the_scaling_page_are_made_from_the_measured_results() -> None:
+    text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    for name in ("fleet", "scaling"):
+        made = script(f"benchmarks/{name}.py")
+        shown = re.findall(rf"<!-- {name} table -->\n(.*?)\n<!-- end of {name} table -->", text, re.DOTALL)
+        assert shown == [made.table(json.loads(made.OUT.read_text()))], f"run: python benchmarks/{name}.py --table"
 
 
 def test_privacy_page_lists_what_the_plan_of_the_demo_lists() -> None:

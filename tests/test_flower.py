@@ -23,6 +23,7 @@ from anysize.wire import dump, flatten
 for extra in ("flwr", "ray"):
     pytest.importorskip(extra, reason="Flower is an extra")
 flower = importlib.import_module("anysize.engines.flower")
+messages = importlib.import_module("anysize.engines.messages")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_what_is_packed_comes_back_and_foreign_messages_are_refused() -> None:
     with pytest.raises(AnysizeError, match="not one of anysize's"):
         flower.unpacked(flower.RecordDict({}))
     broken = flower.packed({})
-    broken["arrays"]["tensors"] = flower._array(b"rubbish")
+    broken["arrays"]["0000"] = messages.array(b"rubbish")
     with pytest.raises(AnysizeError, match="damaged"):
         flower.unpacked(broken)
 

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from anysize.deploy import commands as fleets
 from anysize.errors import AnysizeError
 from anysize.start import without_compiler
 
@@ -80,12 +81,26 @@ def run(
         str | None, typer.Option("--engine", help="Where clients run: inprocess, processes or flower.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", metavar="DIR|NAME", help="Run on the fleet of this folder; see `anysize deploy`."),
+    ] = None,
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
     changes = [*(set_ or []), *([] if engine is None else [f"engine.name={engine}"])]
+    if superlink is not None:
+        if out_ is not None or profile or engine not in (None, "flower"):
+            raise click.UsageError("--superlink runs on a fleet, into its folder; leave out --out and --profile")
+        _run_on_fleet(file, changes, superlink, resume, overwrite)
+        return
     _run(file, changes, out_, resume, overwrite, profile)
+
+
+app.add_typer(fleets.app)
+app.command()(fleets.server)
+app.command()(fleets.join)
 
 
 @app.command()
@@ -455,6 +470,19 @@ def _run(
     _say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")
     _say(f"the report: {write(made.directory)}")
     return made
+
+
+def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: bool, overwrite: bool) -> None:
+    from anysize.config import load
+    from anysize.deploy.submit import submit
+
+    config = load(file, [*overrides, "engine.name=flower"])
+    began = time.perf_counter()
+    with _progress() as progress:
+        watch = _Watch(progress, config.rounds)
+        directory = submit(config, superlink, resume=resume, overwrite=overwrite, on_event=watch)
+    seconds = time.perf_counter() - began
+    _say(f"{config.rounds} rounds, this time in {seconds:.0f} s; on the server the run is in {directory}")
 
 
 def _progress() -> Progress:

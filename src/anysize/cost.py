@@ -92,7 +92,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
     meta = on_meta(sub_model)
     module, answer = answered(context, method, meta)
     batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
-    training, held = training_step(context, method, layout(module), batch)
+    training, held = training_step(context, method, module, batch)
     return {
         "parameters": method.parameters(module, meta),
         "training_macs": training // len(batch.x),
@@ -104,7 +104,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
 
 def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Update]:
     """The network that a client trains, and what it sends back of it, both on the meta device."""
-    module = hollow(method.build(context, meta), constants=False)
+    module = layout(hollow(method.build(context, meta), constants=False))
     stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
     packed = method.pack(module, meta)
     sent = {name: tensor for name, tensor in packed.tensors.items() if name not in stays}

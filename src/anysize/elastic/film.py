@@ -142,7 +142,7 @@ def conditioned(network: Conditional, condition: int, noisy: bool) -> nn.Module:
         assert isinstance(norm, _BatchNorm)
         factor, shift = affine(norm)
         with torch.no_grad():
-            gamma, beta = layer.film.double()(code).chunk(2)
+            gamma, beta = layer.film.double()(code.to(factor.device)).chunk(2)
         fold(norm, gamma * factor, gamma * shift + beta)
         norms[id(layer)] = norm
     return copy.deepcopy(network.dual.network, norms)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,32 @@ def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
         if id(tensor) not in stay:
             memo[id(tensor)] = _like(tensor, torch.empty_like(tensor, device="meta"))
     return copy.deepcopy(module, memo)
+
+
+@contextmanager
+def weightless() -> Iterator[None]:
+    """Inside, modules are made without weights: each parameter goes to the meta device as soon as its layer has it.
+
+    So a device that will train a small part of a large network can learn its structure: no more than one layer's
+    weights are in memory at a time. Tied parameters stay tied.
+
+    >>> with weightless():
+    ...     network = nn.Linear(2, 3)
+    >>> network.weight.device.type, network.weight.shape
+    ('meta', torch.Size([3, 2]))
+    """
+    register = nn.Module.register_parameter
+
+    def without_weights(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    nn.Module.register_parameter = without_weights  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

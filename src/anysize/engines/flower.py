@@ -1,9 +1,8 @@
-"""Clients on Flower: the only file that imports flwr.
+"""Clients on Flower's simulation.
 
 In a simulation Flower's virtual nodes are no particular clients: each takes whatever client it is sent, since any
 process can be told of the experiment. So a million registered clients need no million nodes, and as many clients as
-workers train at a time. The ticket and the tensors travel as one JSON text and one safetensors blob; nothing is
-pickled by us.
+workers train at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from anysize.errors import AnysizeError, ConfigError
 from anysize.local import perform
 from anysize.methods.base import SubModel, Update
 from anysize.profiling import stage
-from anysize.wire import Json, Tensors, dump, load
+from anysize.wire import Json, Tensors
 
 if TYPE_CHECKING:
     from anysize.experiment import Experiment
@@ -50,10 +49,12 @@ MISSING = "engine.name = 'flower' needs Flower, which is not installed: pip inst
 if find_spec("flwr") is None or find_spec("ray") is None:
     raise ConfigError(MISSING)
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict  # noqa: E402
+from flwr.app import Context, Message, MessageType, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
+
+from anysize.engines.messages import packed, unpacked  # noqa: E402
 
 _START_SECONDS = 180
 _POLL_SECONDS = 0.02
@@ -95,27 +96,6 @@ class _Knowledge:
 @cache
 def _known(hello: str) -> _Knowledge:
     return _Knowledge(json.loads(hello))
-
-
-def packed(note: Json, tensors: Mapping[str, Any] | None = None, kept: Mapping[str, Any] | None = None) -> RecordDict:
-    """A note and tensors as Flower's records; `unpacked` is the inverse."""
-    arrays = {"tensors": _array(dump(tensors or {}, {})), "kept": _array(dump(kept or {}, {}))}
-    return RecordDict({"arrays": ArrayRecord(arrays), "note": ConfigRecord({"json": json.dumps(note)})})
-
-
-def unpacked(content: RecordDict) -> tuple[Json, Tensors, Tensors]:
-    """The note and the tensors that travel and that stay; an error if the records are not ours."""
-    try:
-        note = json.loads(str(content["note"]["json"]))
-        blobs = [content["arrays"][name].data for name in ("tensors", "kept")]  # type: ignore[union-attr]
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise AnysizeError(f"a message is not one of anysize's ({type(error).__name__}: {error})") from None
-    tensors, kept = (load(blob)[0] for blob in blobs)
-    return note, tensors, kept
-
-
-def _array(blob: bytes) -> Array:
-    return Array(dtype="uint8", shape=(len(blob),), stype="safetensors", data=blob)
 
 
 class Flower(Engine):

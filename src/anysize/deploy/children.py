@@ -1,0 +1,135 @@
+"""Processes that belong to this one: they stop with it, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+}
+"""What Flower's processes are told by their environment, unless the user's says otherwise."""
+
+_STOP_SECONDS = 10.0
+_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
+
+
+class Children:
+    """Starts processes and stops them all at the end, the last one first.
+
+    A process that we start ends with us even if we are killed: on Linux the kernel sees to it. Flower's own processes
+    watch their parents.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def start(
+        self, name: str, command: Sequence[str], log: IO[bytes] | None = None, more: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """A process whose output goes to `log`, by default where ours goes; `more` is added to its environment."""
+        process = subprocess.Popen(
+            list(command),
+            env=environment() | dict(more or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log is not None else None,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+        self._running.append((name, process))
+        return process
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Names and exit codes of those that have ended by themselves; they are forgotten."""
+        over = [(name, process) for name, process in self._running if process.poll() is not None]
+        self._running = [entry for entry in self._running if entry not in over]
+        return [(name, process.returncode) for name, process in over]
+
+    def stop(self) -> None:
+        """Asks each to end, waits a little, and ends those that did not."""
+        for _, process in reversed(self._running):
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for _, process in reversed(self._running):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is stopped."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def environment() -> dict[str, str]:
+    """Our own environment for Flower's processes, which look for each other's commands on the path."""
+    path = os.environ.get("PATH", "")
+    own = str(Path(sys.executable).parent)
+    return SETTINGS | dict(os.environ) | {"PATH": path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port on which nobody listens now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether we could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        with socket.create_connection((reached, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,117 @@
+"""The device's side: what it answers to the server's questions, with its own data and its own code."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, MessageType, RecordDict
+
+from anysize import device as devices
+from anysize.context import Size
+from anysize.deploy.introduction import Introduction, plain
+from anysize.deploy.kept import Kept
+from anysize.device import DeviceConfig
+from anysize.elastic.skeleton import weightless
+from anysize.engines.desk import client_context
+from anysize.engines.inprocess import one_thread
+from anysize.engines.memory import hold_memory
+from anysize.engines.messages import blobs_in, note_in, record, with_note
+from anysize.errors import AnysizeError
+from anysize.experiment import Experiment, Signature
+from anysize.local import perform
+from anysize.methods.base import Update
+from anysize.trust import Gate, accepted
+from anysize.wire import Json, dump
+
+KEPT = "kept"
+
+log = logging.getLogger("anysize")
+
+
+def answerer(file: Path) -> Callable[[Message, Context], Message]:
+    """What answers the messages to the device that a file describes; an error is an answer too."""
+    desk = _desk(file.resolve())
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            content = desk.answered(message.metadata.message_type, message.content)
+        except Exception as error:
+            log.warning("could not answer", exc_info=error)
+            content = with_note({"failure": described(error)}, record([]))
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+@lru_cache(maxsize=1)
+def _desk(file: Path) -> Desk:
+    return Desk(file)
+
+
+class Desk:
+    """What a device has before it: its own file, its data, and the experiment that it was told of last."""
+
+    def __init__(self, file: Path) -> None:
+        hold_memory()
+        self._device = devices.load(file)
+        self._limits = devices.check_limits(self._device)
+        self._last: tuple[str, Knowledge] | None = None
+
+    def answered(self, kind: str, content: RecordDict) -> RecordDict:
+        """The answer to a message of a kind."""
+        note = note_in(content)
+        known = self._known(note["hello"])
+        if kind == MessageType.QUERY:
+            about = Introduction(self._device.name, self._limits.capacity, self._limits.budget)
+            return with_note(about.to_note(), record([]))
+        updates = list(self._updates(known, note["tickets"], blobs_in(content)))
+        blobs = [dump(update.tensors, {}) for update in updates]
+        return with_note({"tickets": [update.ticket for update in updates]}, record(blobs))
+
+    def _updates(self, known: Knowledge, tickets: Sequence[Json], blobs: Sequence[bytes]) -> Iterator[Update]:
+        for ticket, blob in zip(tickets, blobs, strict=True):
+            with one_thread(), known.experiment.blamed(f"device {self._device.name}"):
+                yield known.answer(blob, ticket)
+
+    def _known(self, hello: Json) -> Knowledge:
+        told = json.dumps(hello, sort_keys=True)
+        if self._last is None or self._last[0] != told:
+            self._last = None  # the one before is freed first
+            self._last = (told, Knowledge(self._device, hello))
+        return self._last[1]
+
+
+class Knowledge:
+    """What a device makes of an experiment that a server tells it of."""
+
+    def __init__(self, device: DeviceConfig, hello: Json) -> None:
+        config = accepted(str(hello["config"]), device)
+        signature = Signature.from_json(hello["signature"])
+        sizes = tuple(Size(**size) for size in hello["sizes"])
+        self.experiment = Experiment.from_config(config, (signature, sizes))
+        self._share = devices.own_share(device, config, signature)
+        with weightless():
+            self._context = client_context(self.experiment)
+        self._gate = Gate(self._context, self.experiment.method, self.experiment.example, device.limits)
+        self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
+
+    def answer(self, blob: bytes, ticket: Any) -> Update:
+        """What it makes of a sub-model, if it can afford it; what stays here is kept for the next turn."""
+        sub_model = self._gate(blob, ticket)
+        number, method = int(sub_model.ticket["round"]), self.experiment.method
+        update = perform(self._context, method, sub_model, self._share, self._kept.before(number))
+        if sub_model.ticket["task"] == "train":
+            self._kept.put(number, update.keep)
+        return update
+
+
+def described(error: Exception) -> str:
+    """What the server is told of an error: our own in full; of others the kind alone, since they may hold data."""
+    if isinstance(error, AnysizeError):
+        return plain(str(error))
+    return f"raised {type(error).__name__}; the device's own log says where"

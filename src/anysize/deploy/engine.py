@@ -1,0 +1,298 @@
+"""Clients on real devices: each message goes to the device that is the client, and what does not come is an absence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, RecordDict
+
+from anysize import config as configs
+from anysize.deploy.introduction import Introduction, plain
+from anysize.deploy.link import Kind, Link, Node
+from anysize.deploy.roster import Roster
+from anysize.deploy.spool import Spool
+from anysize.devices import Fleet, enrolled
+from anysize.engines.base import Absence, Engine
+from anysize.engines.messages import blobs_in, note_in, record, with_note
+from anysize.errors import AnysizeError
+from anysize.methods.base import SubModel, Update
+from anysize.profiling import stage
+from anysize.wire import Json, dump, load
+
+if TYPE_CHECKING:
+    from anysize.experiment import Experiment
+
+_POLL_SECONDS = 0.1
+_SLOWEST_POLL_SECONDS = 1.0
+_INTRODUCTION_SECONDS = 20.0  # the most that a round waits for devices that have just come
+_RETURN_SECONDS = 120.0  # the most that a round waits for enough devices, where engine.round_timeout says nothing
+_QUERY_LIFE_SECONDS = 600.0
+_SLACK = 1e-9
+
+Check = Callable[[SubModel, Update], Update | Absence]
+
+
+@dataclass
+class _Attendance:
+    """Who has come, and who is there.
+
+    Attributes:
+        asked: message ids of open introductions, each with its node.
+        known: what each node told, or why it cannot take part.
+        groups: the group's name of every client that ever came.
+        nodes: the node of each client that is there now.
+    """
+
+    asked: dict[str, Node] = field(default_factory=dict)
+    known: dict[Node, Introduction | str] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+
+@dataclass
+class _Letter:
+    """One message to one device: sub-models on the way down, then what came of each.
+
+    Attributes:
+        client: to whom.
+        tickets: what is asked, a ticket for each sub-model.
+        blobs: the names of their tensors in the spool.
+        message: its id, or None if it could not be sent.
+        why: the reason then.
+        answers: what came, in the order of the tickets; None while it is open.
+    """
+
+    client: int
+    tickets: list[Json] = field(default_factory=list)
+    blobs: list[str] = field(default_factory=list)
+    message: str | None = None
+    why: str = ""
+    answers: list[Update | Absence] | None = None
+
+
+class Devices(Engine):
+    """Runs each client on the device that it is.
+
+    Args:
+        experiment: one that devices can be told about.
+        link: the connection.
+        roster: which device is which client.
+        check: what looks at every update before anything else may use it.
+        on_event: called with notices: who came, who cannot take part.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        link: Link,
+        roster: Roster,
+        check: Check,
+        on_event: Callable[[Json], None] = lambda event: None,
+    ) -> None:
+        self._experiment, self._link, self._roster = experiment, link, roster
+        self._check, self._on_event = check, on_event
+        self._options = experiment.config.engine
+        self._hello = {
+            "run": roster.run,
+            "config": configs.dumps(experiment.config),
+            "signature": experiment.signature.to_json(),
+            "sizes": [asdict(size) for size in experiment.sizes],
+        }
+        self._here = _Attendance()
+        self._last: tuple[list[str], ArrayRecord] | None = None
+        self._units: dict[str, Mapping[str, float]] = {}
+        self._began = False
+
+    def fleet(self, round: int, planned: Fleet) -> Fleet:
+        """Who is there; waits for `engine.min_clients`, in the first round as long as it takes."""
+        least = self._options.min_clients or 1
+        patience = self._options.round_timeout or _RETURN_SECONDS
+        began, told = time.monotonic(), -1.0
+        self._muster(0.0 if self._began else _INTRODUCTION_SECONDS)
+        while len(self._here.nodes) < least:
+            waited = time.monotonic() - began
+            if self._began and waited > patience:
+                break
+            if told < 0 or waited > 2 * told + 10:
+                told = waited
+                self._notice(f"waiting for {least} devices; there: {', '.join(self._names()) or 'nobody'}")
+            time.sleep(_SLOWEST_POLL_SECONDS)
+            self._muster(0.0)
+        self._began = True
+        return enrolled(planned, self._experiment.config.devices, self._here.groups, self._here.nodes)
+
+    def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
+        timeout = self._options.round_timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with Spool() as spool:
+            order = list(self._posted(sub_models, spool))
+            self._last = None
+            for letter, place in order:
+                if letter.answers is None:
+                    letter.answers = self._answers(letter, deadline, spool)
+                yield letter.answers[place]
+                letter.answers[place] = Absence(letter.client, "was given already")  # frees the update
+
+    def _posted(self, sub_models: Iterable[SubModel], spool: Spool) -> Iterator[tuple[_Letter, int]]:
+        """For each sub-model the letter that it is in, and its place there; all letters are sent at the end.
+
+        Statistics of several sizes are asked of one device in one letter: each costs Flower's polling once. Networks
+        to train are sent as they are drawn, so that the server holds one at a time.
+        """
+        collected: dict[int, _Letter] = {}
+        for sub_model in sub_models:
+            client = int(sub_model.ticket["client"])
+            together = sub_model.ticket["task"] == "calibrate"
+            letter = collected.setdefault(client, _Letter(client)) if together else _Letter(client)
+            letter.tickets.append(sub_model.ticket)
+            letter.blobs.append(spool.put(dump(sub_model.tensors, {})))
+            if not together:
+                self._send(letter, spool)
+            yield letter, len(letter.tickets) - 1
+        for letter in collected.values():
+            self._send(letter, spool)
+
+    def _send(self, letter: _Letter, spool: Spool) -> None:
+        node = self._here.nodes.get(letter.client)
+        if node is None:
+            letter.why = "is not connected"
+            return
+        ticket, seconds = letter.tickets[0], self._options.round_timeout
+        kind: Kind = "train" if ticket["task"] == "train" else "evaluate"
+        with stage("send"):
+            content = with_note({"hello": self._hello, "tickets": letter.tickets}, self._record(letter.blobs, spool))
+            letter.message = self._link.send(node.id, kind, content, int(ticket["round"]), seconds)
+        letter.why = "could not be reached"
+
+    def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord:
+        """The record of blobs; clients of one size follow each other and often get the same ones."""
+        if self._last is None or self._last[0] != blobs:
+            self._last = (list(blobs), record([spool.blob(name) for name in blobs]))
+        return self._last[1]
+
+    def _answers(self, letter: _Letter, deadline: float | None, spool: Spool) -> list[Update | Absence]:
+        """What comes of each ticket of a letter; waits for it."""
+        pause = _POLL_SECONDS
+        while letter.message is not None:
+            over = deadline is not None and time.monotonic() > deadline
+            reply = self._link.replies([letter.message]).get(letter.message)
+            if reply is not None and reply.content is not None:
+                return self._opened(letter, reply.content, spool)
+            if reply is not None:
+                return _absent(letter, plain(reply.error))
+            if over:
+                return _absent(letter, f"too late: no answer within {self._options.round_timeout:g} s")
+            time.sleep(pause)
+            pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
+        return _absent(letter, letter.why)
+
+    def _opened(self, letter: _Letter, content: RecordDict, spool: Spool) -> list[Update | Absence]:
+        """The updates in an answer, or why they are none that may be used."""
+        try:
+            note, blobs = note_in(content), blobs_in(content)
+            if "failure" in note:
+                return _absent(letter, plain(note["failure"]))
+            tickets = note.get("tickets")
+            if not isinstance(tickets, list) or not len(tickets) == len(blobs) == len(letter.tickets):
+                return _absent(letter, f"sent rubbish: {len(blobs)} answers to {len(letter.tickets)} questions")
+            sent = [spool.sub_model(name, ticket) for name, ticket in zip(letter.blobs, letter.tickets)]
+            return [self._check(*entry) for entry in zip(sent, map(_update, tickets, blobs))]
+        except AnysizeError as error:
+            return _absent(letter, f"sent rubbish: {plain(str(error))}")
+
+    def _muster(self, seconds: float) -> None:
+        """Asks who is new, waits some seconds for their answers, and notes who is there."""
+        connected = self._link.nodes()
+        known = {*self._here.known, *self._here.asked.values()}
+        for node in (node for node in connected if node not in known):
+            content = with_note({"hello": self._hello}, record([]))
+            message = self._link.send(node.id, "query", content, 0, _QUERY_LIFE_SECONDS)
+            if message is not None:
+                self._here.asked[message] = node
+        self._here.asked = {message: node for message, node in self._here.asked.items() if node in set(connected)}
+        deadline = time.monotonic() + seconds
+        while True:
+            self._gather()
+            self._note_present(connected)
+            if not self._here.asked or time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _gather(self) -> None:
+        """Takes the introductions that have come, in the order of names: ids do not depend on who was faster."""
+        if not self._here.asked:
+            return
+        came = self._link.replies(list(self._here.asked))
+        for message in sorted(came, key=lambda message: self._here.asked[message].name):
+            self._meet(self._here.asked.pop(message), came[message].content, came[message].error)
+
+    def _note_present(self, connected: Sequence[Node]) -> None:
+        told = {node: about for node in connected if isinstance(about := self._here.known.get(node), Introduction)}
+        self._here.nodes = {self._roster.clients[about.name]: node for node, about in told.items()}
+
+    def _meet(self, node: Node, content: RecordDict | None, error: str) -> None:
+        """Notes what a device tells of itself, or why it cannot take part."""
+        try:
+            about = _introduced(node, content, error)
+            group = self._group(about)
+        except AnysizeError as refused:
+            self._here.known[node] = str(refused)
+            self._notice(f"device {node.name or node.id} cannot take part: it {refused}")
+            return
+        told = {n: old.name for n, old in self._here.known.items() if isinstance(old, Introduction)}
+        for other in (n for n, name in told.items() if name == about.name):
+            del self._here.known[other]  # it has connected anew
+        self._here.known[node] = about
+        self._roster.enter([about.name])
+        client = self._roster.clients[about.name]
+        self._here.groups[client] = group
+        self._notice(f"device {about.name} takes part as client {client}, size {group}")
+
+    def _group(self, about: Introduction) -> str:
+        """The largest of the experiment's groups that a device can train."""
+        experiment = self._experiment
+        for group in reversed(experiment.fleet.groups):
+            needs = group.capacity if group.capacity is not None else experiment.size_of_group[group.name].width
+            if about.budget is None and needs <= (about.capacity or 0.0) + _SLACK:
+                return group.name
+            if about.budget is not None and about.budget.fits(self._costs(group.name)):
+                return group.name
+        raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")
+
+    def _costs(self, group: str) -> Mapping[str, float]:
+        """What a group's size costs in units; time is for the device to judge."""
+        if group not in self._units:
+            cost = self._experiment.cost(self._experiment.size_of_group[group])
+            self._units[group] = {"latency_ms": 0.0} | cost.units()
+        return self._units[group]
+
+    def _names(self) -> list[str]:
+        names = {client: name for name, client in self._roster.clients.items()}
+        return sorted(names[client] for client in self._here.nodes)
+
+    def _notice(self, text: str) -> None:
+        self._on_event({"event": "notice", "text": text})
+
+
+def _absent(letter: _Letter, why: str) -> list[Update | Absence]:
+    return [Absence(letter.client, why) for _ in letter.tickets]
+
+
+def _update(ticket: Any, blob: bytes) -> Update:
+    """The update of a ticket and a blob, as they came; an error if they are none."""
+    if not isinstance(ticket, dict):
+        raise AnysizeError("an answer without a ticket")
+    return Update(load(blob)[0], ticket)
+
+
+def _introduced(node: Node, content: RecordDict | None, error: str) -> Introduction:
+    """What a device tells of itself; an error if it is none of ours, or under another's name."""
+    if content is None:
+        raise AnysizeError(f"did not answer: {plain(error)}")
+    about = Introduction.of(note_in(content))
+    if node.name and about.name != node.name:
+        raise AnysizeError(f"calls itself {plain(about.name)}, and its key belongs to {node.name}")
+    return about

@@ -1,0 +1,80 @@
+"""What a device tells of itself before it takes part, and what it says in general, as the server may repeat it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from anysize.devices import Budget
+from anysize.errors import AnysizeError
+from anysize.wire import Json
+
+_LONGEST = 300  # characters of what a device says
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a device tells of itself.
+
+    Attributes:
+        name: the device's.
+        capacity: the part of the full model that it can train, or None with a budget.
+        budget: what it can afford in units, or None with a capacity.
+
+    >>> Introduction.of(Introduction("cam", 0.25).to_note())
+    Introduction(name='cam', capacity=0.25, budget=None)
+    """
+
+    name: str
+    capacity: float | None = None
+    budget: Budget | None = None
+
+    @classmethod
+    def of(cls, note: Json) -> Introduction:
+        """The introduction in a note, refused in plain words if it is none."""
+        if "failure" in note:
+            raise AnysizeError(f"says: {plain(note['failure'])}")
+        about = note.get("device")
+        if not isinstance(about, dict) or not isinstance(about.get("name"), str) or not about["name"]:
+            raise AnysizeError("did not say its name")
+        capacity, budget = about.get("capacity"), about.get("budget")
+        if (capacity is None) == (budget is None):
+            raise AnysizeError("must tell a capacity or a budget, one of the two")
+        if capacity is not None and not (_is_number(capacity) and 0 < capacity <= 1):
+            raise AnysizeError(f"has capacity {plain(capacity)}; it must be above 0 and at most 1")
+        try:
+            limits = None if budget is None else Budget(**budget)
+        except TypeError:
+            raise AnysizeError(f"has a budget in unknown units: {plain(budget)}") from None
+        return cls(about["name"], capacity, limits)
+
+    def to_note(self) -> Json:
+        """As a note; `of` is the inverse."""
+        budget = None if self.budget is None else self.budget.limits()
+        return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget}}
+
+    def can(self) -> str:
+        """What it can train, in words.
+
+        >>> Introduction("cam", budget=Budget(macs=1e6)).can()
+        'what fits macs = 1e+06'
+        """
+        if self.budget is None:
+            return f"capacity {self.capacity:g}"
+        return "what fits " + ", ".join(f"{unit} = {limit:g}" for unit, limit in self.budget.limits().items())
+
+
+def plain(said: object) -> str:
+    """What a device says, as one short line without control signs.
+
+    >>> plain("no\\x1b[31m memory\\nTraceback ...")
+    'no [31m memory Traceback ...'
+    """
+    text = said if isinstance(said, str) else json.dumps(said, default=str)
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,95 @@
+"""`anysize join device.toml`: a SuperNode and the worker beside it, for as long as the command runs."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from anysize import device as devices
+from anysize.deploy.certificates import write_private
+from anysize.deploy.children import Children, free_port, stoppable
+from anysize.device import DeviceConfig
+from anysize.errors import ConfigError
+
+_WATCH_SECONDS = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a part that ended is started again
+_STEADY_SECONDS = 120.0  # a part that ran so long ended for a new reason
+
+Say = Callable[[str], None]
+Until = Callable[[], bool]
+
+
+def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until = lambda: False) -> None:
+    """Takes part in a fleet until `until` says so, or the process is told to stop.
+
+    Args:
+        file: the device's own.
+        insecure: without TLS and key, for a server that was started so.
+        say: told what a user should know.
+        until: asked now and then whether it is enough.
+    """
+    device = devices.load(file)
+    devices.check_limits(device)
+    with tempfile.TemporaryDirectory(prefix="anysize-device-") as home, stoppable(), Children() as children:
+        folder, port = Path(home), free_port()
+        secret = secrets.token_bytes(32)
+        write_private(folder / "secret", secret)
+        told = {"runtime": f"127.0.0.1:{port}", "secret": secret.hex(), "device": str(file.resolve())}
+        write_private(folder / "worker.json", json.dumps(told).encode())
+        commands = {
+            "SuperNode": supernode(device, port, folder / "secret", insecure),
+            "worker": [sys.executable, "-m", "anysize.deploy.worker", str(folder / "worker.json")],
+        }
+        say(f"{device.name} joins {device.server}")
+        keep_up(children, commands, {"FLWR_HOME": str(folder / "flower")}, say, until)
+
+
+def keep_up(
+    children: Children, commands: Mapping[str, Sequence[str]], more: Mapping[str, str], say: Say, until: Until
+) -> None:
+    """Runs the commands, and again whatever ends, after a pause that grows.
+
+    The network may be down for a while, and a training step may run out of memory: a device comes back by itself.
+    """
+    began, pauses = dict.fromkeys(commands, 0.0), dict.fromkeys(commands, _FIRST_PAUSE)
+    due = dict.fromkeys(commands, 0.0)
+    while not until():
+        for name in [name for name, when in due.items() if when <= time.monotonic()]:
+            children.start(name, commands[name], more=more)
+            began[name] = time.monotonic()
+            del due[name]
+        for name, code in children.ended():
+            if time.monotonic() - began[name] > _STEADY_SECONDS:
+                pauses[name] = _FIRST_PAUSE
+            say(f"the {name} ended with code {code}; it is started again in {pauses[name]:g} s")
+            due[name] = time.monotonic() + pauses[name]
+            pauses[name] = min(_LONGEST_PAUSE, 2 * pauses[name])
+        time.sleep(_WATCH_SECONDS)
+
+
+def supernode(device: DeviceConfig, port: int, secret: Path, insecure: bool) -> list[str]:
+    """What starts the SuperNode of a device."""
+    secure = [] if insecure else ["--root-certificates", _file(device, "certificate")]
+    secure += [] if insecure else ["--auth-supernode-private-key", _file(device, "key")]
+    return [
+        "flower-supernode",
+        *(["--insecure"] if insecure else secure),
+        *("--superlink", device.server, "--isolation", "process"),
+        *("--host", "127.0.0.1", "--port", str(port), "--superexec-auth-secret-file", str(secret)),
+    ]
+
+
+def _file(device: DeviceConfig, key: str) -> str:
+    """The file that the device's own names under a key; an error if there is none."""
+    name = getattr(device, key)
+    if name is None:
+        raise ConfigError(f"device '{device.name}': its file names no {key}; `anysize deploy init` makes one")
+    path = device.path(name)
+    if not path.is_file():
+        raise ConfigError(f"device '{device.name}': {key} = '{name}': {path} does not exist")
+    return str(path)

@@ -1,0 +1,109 @@
+"""`anysize run FILE --engine flower --superlink X`: starts the run on the server and follows it to its end."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anysize import config as configs
+from anysize.config import ExperimentConfig
+from anysize.deploy import layout
+from anysize.deploy.children import stoppable
+from anysize.deploy.control import COMPLETED, Address, Control
+from anysize.errors import AnysizeError, ConfigError, unknown
+from anysize.wire import Json
+
+MARK = "anysize: "
+"""Begins a line in the server's log that holds an event."""
+
+
+def submit(
+    config: ExperimentConfig,
+    superlink: str,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_event: Callable[[Json], None] = lambda event: None,
+) -> str:
+    """Runs an experiment on a fleet to its end, and gives the run directory on the server's disk.
+
+    Args:
+        config: the experiment. Code that it names must be in the fleet's folder on the server.
+        superlink: the fleet's folder, on the machine of the server; or a name in Flower's own config.toml.
+        resume: go on with the run that the server has.
+        overwrite: replace it.
+        on_event: called with every event as it happens.
+    """
+    address = located(superlink)
+    ended: list[Json] = []
+    with Control(address) as control, tempfile.TemporaryDirectory(prefix="anysize-app-") as folder, stoppable():
+        app = layout.write_app(Path(folder) / "app")
+        values = {"experiment": configs.dumps(config), "resume": resume, "overwrite": overwrite}
+        run = control.start(app, values)
+        try:
+            for line in control.lines(run):
+                event = event_in(line)
+                ended += [event] if event is not None and event["event"] in ("done", "error") else []
+                if event is not None:
+                    on_event(event)
+        except BaseException:
+            control.stop(run)
+            raise
+        outcome, details = control.outcome(run)
+    errors = [event["text"] for event in ended if event["event"] == "error"]
+    if errors or outcome != COMPLETED or not ended:
+        raise AnysizeError(errors[-1] if errors else f"the run {outcome} on the server: {details or 'it was ended'}")
+    return str(ended[-1]["directory"])
+
+
+def located(superlink: str) -> Address:
+    """Where a SuperLink is, given a fleet's folder or a name in Flower's config.toml."""
+    folder = Path(superlink)
+    if folder.is_dir():
+        return connection(folder / layout.FLOWER / "config.toml", layout.NAME)
+    from flwr.supercore.utils import get_flwr_home
+
+    return connection(Path(get_flwr_home()) / "config.toml", superlink)
+
+
+def connection(file: Path, name: str) -> Address:
+    """The SuperLink of that name in a config.toml of Flower's."""
+    try:
+        known: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{file} does not exist: --superlink takes the folder that `anysize deploy init` made, or a name in it"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    about = known.get(name)
+    if not isinstance(about, dict):
+        names = [key for key, value in known.items() if isinstance(value, dict)]
+        raise ConfigError(f"--superlink: {unknown('SuperLink', name, names)} ({file})")
+    if not isinstance(about.get("address"), str):
+        raise ConfigError(f"{file}: superlink.{name} has no address")
+    certificate = about.get("root-certificates")
+    if not about.get("insecure", False) and not isinstance(certificate, str):
+        raise ConfigError(f"{file}: superlink.{name} needs root-certificates, or insecure = true")
+    secured = None if about.get("insecure", False) else (file.parent / str(certificate)).resolve()
+    return Address(about["address"], secured)
+
+
+def event_in(line: str) -> Json | None:
+    """The event in a line of the server's log, if it holds one.
+
+    >>> event_in('anysize: {"event": "round", "round": 1}'), event_in("INFO : hello")
+    ({'event': 'round', 'round': 1}, None)
+    """
+    _, mark, text = line.partition(MARK)
+    if not mark:
+        return None
+    try:
+        event = json.loads(text)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None

@@ -1,0 +1,81 @@
+"""`python -m anysize.deploy.superlink`: Flower's SuperLink, all but the devices' door of it for this machine only.
+
+A SuperLink answers three kinds of callers on one port: devices, whose keys it checks, and its own processes and
+whoever starts runs or registers keys, whom it does not ask who they are. So that nobody from outside can run code on
+the server or put a key on the list, only requests from this machine reach the latter two. From elsewhere one goes
+through `ssh -L`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_DEVICES = "/v1/fleet/"
+SPEED = "/v1/fleet/anysize-speed"
+"""Where a device that measures itself sends and gets bytes, to see how long that takes."""
+SPEED_BYTES = 1 << 20
+
+
+class OnlyDevicesFromOutside:
+    """Refuses requests from other machines, except those that devices make, and answers those about speed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") == SPEED:
+            await _speed(scope, receive, send)
+            return
+        if scope["type"] == "lifespan" or allowed(str(scope.get("path", "")), scope.get("client")):
+            await self._app(scope, receive, send)
+            return
+        refusal = PlainTextResponse("only devices may call from another machine", status_code=403)
+        await refusal(scope, receive, send)
+
+
+async def _speed(scope: Scope, receive: Receive, send: Send) -> None:
+    """Takes up to a megabyte and forgets it, or gives one."""
+    request, came = Request(scope, receive), 0
+    async for part in request.stream():
+        came += len(part)
+        if came > SPEED_BYTES:
+            await PlainTextResponse("too much", status_code=413)(scope, receive, send)
+            return
+    content = bytes(SPEED_BYTES) if request.method == "GET" else b""
+    await Response(content, media_type="application/octet-stream")(scope, receive, send)
+
+
+def allowed(path: str, caller: Any) -> bool:
+    """Whether a caller, as (address, port), may ask for a path.
+
+    >>> allowed("/v1/fleet/pull-messages", ("10.0.0.7", 4711)), allowed("/v1/control/start-run", ("10.0.0.7", 4711))
+    (True, False)
+    >>> allowed("/v1/control/start-run", ("127.0.0.1", 4711)), allowed("/v1/fleet/../control/x", ("10.0.0.7", 1))
+    (True, False)
+    """
+    if path.startswith(_DEVICES) and ".." not in path and "//" not in path:
+        return True
+    try:
+        return caller is not None and ipaddress.ip_address(str(caller[0]).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def main() -> None:
+    """Starts the SuperLink that the command line describes; the same options as `flower-superlink`."""
+    from flwr.superlink import extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    others = extensions.get_middleware
+    extensions.get_middleware = lambda: (Middleware(OnlyDevicesFromOutside), *others())
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""`python -m anysize.deploy.worker`: does what a device is asked, for the SuperNode beside it.
+
+Flower would load and run the app that the server sends with every message, in a process of its own. A device takes
+code from its own disk only: this process does every task with the anysize that is installed here, whatever app came
+along, and stays, so that PyTorch is loaded once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Context, Message
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_POLL_SECONDS = 0.1
+_HEARTBEAT_SECONDS = 15.0
+
+log = logging.getLogger("anysize")
+
+Answer = Callable[[Message, Context], Message]
+
+
+def main(settings: Path) -> None:
+    """Works until the process is stopped; the settings are a file that `anysize join` writes."""
+    told = json.loads(settings.read_text())
+    from anysize.deploy.client import answerer
+
+    work(told["runtime"], bytes.fromhex(told["secret"]), answerer(Path(told["device"])))
+
+
+def work(address: str, secret: bytes, answer: Answer) -> None:
+    """Takes task after task from the SuperNode at an address, and answers each.
+
+    Messages are fetched in the background: one whose run has ended meanwhile never arrives, and must not keep the
+    device from those of the next run.
+    """
+    auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
+    client = _client(address, "SuperExec", auth)
+    arrived: queue.Queue[Task] = queue.Queue()
+    while True:
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if found.HasField("task") and found.token:
+            Task(address, found.token).fetch(arrived)
+        try:
+            task = arrived.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            continue
+        task.end(answer)
+
+
+class Task:
+    """One message to the device: fetched, answered, and given up if that cannot be delivered."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self._client = _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
+        self._done = threading.Event()
+        self._input: tuple[Message, Context] | None = None
+
+    def fetch(self, arrived: queue.Queue[Task]) -> None:
+        """Gets the message in the background and then puts the task into the queue."""
+        threading.Thread(target=self._fetch, args=(arrived,), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def end(self, answer: Answer) -> None:
+        """Answers the message, by an error if need be."""
+        assert self._input is not None, "a task is ended once it has arrived"
+        message, context = self._input
+        try:
+            push_message(self._client, answer(message, context), context)
+        except (httpx.HTTPError, RuntimeError) as error:
+            self._over(context, SubStatus.FAILED, str(error))
+        else:
+            self._over(context, SubStatus.COMPLETED)
+
+    def _fetch(self, arrived: queue.Queue[Task]) -> None:
+        try:
+            message, context, _, _ = pull_task_input(self._client)
+        except Exception as error:
+            self._over(None, SubStatus.FAILED, str(error))
+        else:
+            self._input = message, context
+            arrived.put(self)
+
+    def _over(self, context: Context | None, status: str, why: str = "") -> None:
+        self._done.set()
+        if why:
+            log.warning("a task was given up: %s", why)
+        push_task_output(self._client, context, status, why)
+        self._client.close()
+
+    def _beat(self) -> None:
+        """Says now and then that the task is still worked on."""
+        request = SendTaskHeartbeatRequest()
+        while not self._done.wait(_HEARTBEAT_SECONDS):
+            try:
+                self._client.SendTaskHeartbeat(request)
+            except httpx.HTTPError as error:
+                log.warning("the SuperNode does not hear us: %s", error)
+
+
+def _client(address: str, role: str, proof: Any) -> RuntimeHttpClient:
+    """A connection to the SuperNode, which is on this machine: so without TLS."""
+    version = RuntimeVersionHttpInterceptor(component_name=role)
+    retry = make_simple_http_retry_invoker()
+    return RuntimeHttpClient.from_server_address(
+        address, True, None, interceptors=[version, proof], retry_invoker=retry
+    )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    main(Path(sys.argv[1]))

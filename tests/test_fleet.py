@@ -1,0 +1,504 @@
+"""Fleets without a network: what is laid out, who is which client, what an answer may be, what a device keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import small
+from anysize import config as configs
+from anysize import device as devices
+from anysize.data import DeviceShares
+from anysize.engines.base import Absence
+from anysize.engines.inprocess import InProcess
+from anysize.errors import AnysizeError, CheckpointError, ConfigError
+from anysize.evaluation import calibrated
+from anysize.experiment import Experiment
+from anysize.methods.base import Client, SubModel
+from anysize.round import run_round
+from anysize.run import run
+from anysize.trust import Guard
+from anysize.wire import dump, flatten
+
+pytest.importorskip("flwr", reason="Flower is an extra")
+certificates = importlib.import_module("anysize.deploy.certificates")
+children = importlib.import_module("anysize.deploy.children")
+client = importlib.import_module("anysize.deploy.client")
+engine = importlib.import_module("anysize.deploy.engine")
+example = importlib.import_module("anysize.deploy.example")
+introduction = importlib.import_module("anysize.deploy.introduction")
+layout = importlib.import_module("anysize.deploy.layout")
+link = importlib.import_module("anysize.deploy.link")
+messages = importlib.import_module("anysize.engines.messages")
+roster = importlib.import_module("anysize.deploy.roster")
+submit = importlib.import_module("anysize.deploy.submit")
+superlink = importlib.import_module("anysize.deploy.superlink")
+
+NAMES = {"cam": 0.25, "board": 0.5, "phone": 0.75, "van": 1.0}
+
+EXPERIMENT = """
+name = "fleet"
+rounds = 2
+evaluate_every = 2
+[data]
+name = "devices"
+validation = 0.2
+[model]
+name = "small-cnn"
+input = [1, 8, 8]
+options = { channels = [8, 16] }
+[task]
+classes = 10
+[method]
+name = "heterofl"
+[tricks]
+batch_norm = "local"
+classwise_head = false
+[training]
+learning_rate = 0.05
+batch_size = 32
+[engine]
+name = "flower"
+min_clients = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def laid_out(folder: Path, names: dict[str, float] | None = None, text: str = EXPERIMENT) -> Path:
+    file = folder / "own.toml"
+    file.write_text(text)
+    wanted = {name: {"capacity": capacity} for name, capacity in (names or NAMES).items()}
+    home = folder / "fleet"
+    layout.lay_out(home, layout.planned(file, wanted, [], 18000, None))
+    return home
+
+
+class Wire:
+    """Devices in this process in place of a network; `faults` change what a device would answer."""
+
+    def __init__(self, home: Path, *names: str) -> None:
+        self.home = home
+        self.there = {100 + place: name for place, name in enumerate(names or sorted(layout.device_keys(home)))}
+        self.faults: dict[str, Callable[[str, Any, Any], Any]] = {}
+        self.sent: list[tuple[str, str, Any]] = []
+        self._desks: dict[str, Any] = {}
+        self._replies: dict[str, Any] = {}
+
+    def nodes(self) -> list[Any]:
+        return [link.Node(number, name, "now") for number, name in self.there.items()]
+
+    def send(self, node: int, kind: str, content: Any, round: int, seconds: float | None) -> str | None:
+        name = self.there[node]
+        self.sent.append((name, kind, content))
+        number = f"m{len(self.sent)}"
+        if name not in self._desks:
+            self._desks[name] = client.Desk(self.home / "devices" / name / "device.toml")
+        try:
+            answer = self._desks[name].answered(kind, content)
+        except Exception as error:
+            answer = messages.with_note({"failure": client.described(error)}, messages.record([]))
+        fault = self.faults.get(name)
+        reply = link.Reply(answer) if fault is None else fault(kind, content, answer)
+        if reply is not None:
+            self._replies[number] = reply
+        return number
+
+    def replies(self, sent: Collection[str]) -> dict[str, Any]:
+        return {number: self._replies.pop(number) for number in sent if number in self._replies}
+
+
+def made(home: Path, wire: Wire, folder: Path, *changes: str) -> tuple[Experiment, Any]:
+    experiment = Experiment.from_config(configs.load(home / "experiment.toml", changes))
+    book = roster.Roster.at(folder, layout.device_keys(home))
+    return experiment, engine.Devices(experiment, wire, book, Guard.of(experiment))
+
+
+def test_private_keys_are_for_their_owner_alone_and_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    private = [*home.glob("certificates/*.key"), *home.glob("devices/*/key")]
+    assert len(private) == 6
+    assert {stat.S_IMODE(path.stat().st_mode) for path in [*private]} == {0o600}
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    with pytest.raises(ConfigError, match="already holds a fleet"):
+        laid_out(tmp_path)
+    with pytest.raises(ConfigError, match="not empty"):
+        layout.lay_out(tmp_path, layout.planned(None, None, [], 1, None))
+
+
+def test_device_files_are_complete_and_hold_no_key_of_the_server(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    for name, capacity in NAMES.items():
+        folder = home / "devices" / name
+        device = devices.load(folder / "device.toml")
+        assert (device.name, device.capacity, device.server) == (name, capacity, "127.0.0.1:18000")
+        assert device.path(device.key or "").is_file()
+        assert sorted(path.name for path in folder.iterdir()) == sorted(
+            ["authority.crt", "device.toml", "experiment.toml", "key", "key.pub"]
+        )
+
+
+def test_devices_added_later_leave_the_others_keys_alone(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    before = {path: path.read_bytes() for path in home.glob("devices/*/key")}
+    layout.extend(home, layout.named(["late=0.5"]), None)
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(layout.device_keys(home)) == sorted([*NAMES, "late"])
+    with pytest.raises(ConfigError, match="exists already"):
+        layout.extend(home, layout.named(["late=0.5"]), None)
+
+
+def test_mistakes_in_a_layout_are_all_named_at_once(tmp_path: Path) -> None:
+    plan = layout.planned(None, {"../up": {"capacity": 0.5}}, ["http://x"], 99999, None)
+    with pytest.raises(ConfigError) as refused:
+        layout.lay_out(tmp_path / "fleet", plan)
+    assert [word in str(refused.value) for word in ("'../up'", "'http://x'", "99999")] == [True] * 3
+    assert not (tmp_path / "fleet").exists()
+    simulated = small.file(tmp_path)
+    with pytest.raises(ConfigError, match=r'data\.name = "devices"'):
+        layout.planned(simulated, None, [], 1, None)
+
+
+def test_the_server_certificate_is_good_for_its_hosts_and_for_no_other(tmp_path: Path) -> None:
+    signer = certificates.authority("tests", 2)
+    server = certificates.server_certificate(signer, ["localhost", "127.0.0.1"], 1)
+    stranger = certificates.authority("strangers", 2)
+    for name, content in (("crt", server.public), ("key", server.private)):
+        (tmp_path / f"server.{name}").write_bytes(content)
+
+    def shakes_hands(authority: bytes, host: str) -> bool:
+        ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+        serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        serving.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+        asking = ssl.create_default_context(cadata=authority.decode())
+        a = asking.wrap_bio(theirs, ours, server_hostname=host)
+        b = serving.wrap_bio(ours, theirs, server_side=True)
+        for _ in range(4):
+            for side in (a, b):
+                try:
+                    side.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+                except ssl.SSLCertVerificationError:
+                    return False
+        return True
+
+    assert shakes_hands(signer.public, "localhost")
+    assert shakes_hands(signer.public, "127.0.0.1")
+    assert not shakes_hands(signer.public, "example.org")
+    assert not shakes_hands(stranger.public, "localhost")
+
+
+def test_device_keys_are_what_ssh_and_flower_read(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    pair = certificates.device_key()
+    key = serialization.load_ssh_private_key(pair.private, None)
+    public = serialization.load_ssh_public_key(pair.public)
+    assert key.public_key().public_numbers() == public.public_numbers()  # type: ignore[union-attr]
+    (tmp_path / "key.pub").write_bytes(pair.public)
+    control = importlib.import_module("anysize.deploy.control")
+    assert control.public_key(tmp_path / "key.pub")
+    (tmp_path / "key.pub").write_text("rubbish")
+    with pytest.raises(ConfigError, match="not a public key"):
+        control.public_key(tmp_path / "key.pub")
+
+
+def test_only_devices_reach_the_server_from_another_machine() -> None:
+    async def fine(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def status(path: str, host: str) -> int:
+        said: list[Any] = []
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        scope = {"type": "http", "path": path, "client": (host, 4711)}
+        asyncio.run(superlink.OnlyDevicesFromOutside(fine)(scope, None, send))
+        return int(said[0]["status"])
+
+    paths = ("/v1/fleet/pull-messages", "/v1/control/start-run", "/v1/runtime/acquire-task")
+    assert [status(path, "10.0.0.7") for path in paths] == [200, 403, 403]
+    assert [status(path, "127.0.0.1") for path in paths] == [200, 200, 200]
+
+
+def test_a_device_that_comes_back_is_the_client_that_it_was(tmp_path: Path) -> None:
+    first = roster.Roster.at(tmp_path, ["van", "cam"])
+    first.enter(["board"])
+    again = roster.Roster.at(tmp_path, [])
+    again.enter(["cam", "board", "phone"])
+    assert again.clients == {"cam": 0, "van": 1, "board": 2, "phone": 3}
+    assert again.run == first.run
+    assert roster.Roster.at(tmp_path, [], fresh=True).run != first.run
+    (tmp_path / roster.FILE).write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        roster.Roster.at(tmp_path, [])
+
+
+def test_a_fleet_ends_in_the_bits_of_one_process(tmp_path: Path) -> None:
+    """The oracle: the same shares in a simulation, with the norm layers that stay on the devices."""
+    home = laid_out(tmp_path)
+    wire = Wire(home)
+
+    def on_wire(experiment: Experiment, kept: Any) -> Any:
+        book = roster.Roster.at(tmp_path / "there", layout.device_keys(home))
+        return engine.Devices(experiment, wire, book, Guard.of(experiment))
+
+    experiment = Experiment.from_config(configs.load(home / "experiment.toml"))
+    there = run(experiment, out=tmp_path / "there", engine=on_wire)
+    here = simulated(tmp_path, experiment.config)
+    assert dump(*flatten(there.state)) == dump(*flatten(here.state))
+    told = [[{k: v for k, v in c.items() if k != "samples"} for c in r["clients"]] for r in there.history]
+    assert told == [[{k: v for k, v in c.items() if k != "samples"} for c in r["clients"]] for r in here.history]
+    assert {kind for _, kind, _ in wire.sent} == {"query", "train", "evaluate"}
+
+
+def test_devices_are_asked_once_and_get_the_largest_size_that_they_can_train(tmp_path: Path) -> None:
+    names = {"a-quarter": 0.25, "b-between": 0.6, "c-whole": 1.0, "d-tiny": 0.1}
+    home = laid_out(tmp_path, names)
+    file = home / "devices" / "a-quarter" / "device.toml"
+    text = file.read_text().replace("capacity = 0.25\n", "")
+    experiment = Experiment.from_config(configs.load(home / "experiment.toml"))
+    half = experiment.cost(experiment.size_of_group["0.5"])
+    file.write_text(f"{text}\n[budget]\nparameters = {half.parameters}\n")
+    said: list[str] = []
+    wire = Wire(home)
+    book = roster.Roster.at(tmp_path, layout.device_keys(home))
+    ours = engine.Devices(experiment, wire, book, Guard.of(experiment), lambda event: said.append(event["text"]))
+    fleet = ours.fleet(1, experiment.fleet)
+    assert {c: fleet.group_of(c, 1).name for c in fleet.participants(1)} == {0: "0.5", 1: "0.5", 2: "1.0"}
+    assert any("d-tiny cannot take part" in text and "below the smallest" in text for text in said)
+    before = len(wire.sent)
+    ours.fleet(2, experiment.fleet)
+    assert len(wire.sent) == before
+
+
+def test_a_device_that_comes_later_joins_from_the_next_round(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home, "van", "cam")
+    experiment, ours = made(home, wire, tmp_path)
+    assert ours.fleet(1, experiment.fleet).participants(1) == [1, 3]
+    wire.there[500] = "board"
+    del wire.there[100]
+    ours.fleet(2, experiment.fleet)  # it is asked now
+    assert ours.fleet(3, experiment.fleet).participants(3) == [0, 1]
+
+
+def test_a_key_speaks_for_no_other_device(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home, "cam", "van")
+
+    def pretend(kind: str, content: Any, answer: Any) -> Any:
+        return link.Reply(messages.with_note(introduction.Introduction("van", 1.0).to_note(), messages.record([])))
+
+    wire.faults["cam"] = pretend
+    experiment, ours = made(home, wire, tmp_path)
+    fleet = ours.fleet(1, experiment.fleet)
+    assert fleet.participants(1) == [3]
+    assert ours._here.nodes[3].name == "van"
+
+
+@pytest.mark.parametrize(
+    "note, why",
+    [
+        ({}, "did not say its name"),
+        ({"device": {"name": "cam"}}, "capacity or a budget"),
+        ({"device": {"name": "cam", "capacity": 2.0}}, "at most 1"),
+        ({"device": {"name": "cam", "capacity": True}}, "at most 1"),
+        ({"device": {"name": "cam", "budget": {"pigs": 3}}}, "unknown units"),
+        ({"device": {"name": "cam", "budget": {"macs": -3}}}, "above 0"),
+        ({"failure": "no\x1b[31mdata"}, r"says: no \[31mdata"),
+    ],
+)
+def test_introductions_that_make_no_sense_are_refused(note: Any, why: str) -> None:
+    with pytest.raises(AnysizeError, match=why):
+        introduction.Introduction.of(note)
+
+
+def test_whatever_goes_wrong_costs_one_device_its_update_and_is_named(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home)
+    experiment, ours = made(home, wire, tmp_path, "engine.round_timeout=0.3")
+    planned = ours.fleet(1, experiment.fleet)
+    state = experiment.method.init(experiment.context)
+    wire.faults = {
+        "board": lambda kind, content, answer: None,  # 0: never answers
+        "cam": lambda kind, content, answer: link.Reply(None, "Node Unavailable"),  # 1: error 5
+        "phone": lambda kind, content, answer: link.Reply(messages.RecordDict({})),  # 2: rubbish
+    }
+    sizes = {c: experiment.size_of_group[planned.group_of(c, 1).name] for c in range(4)}
+    everybody = [Client(c, c, sizes[c], 1, 1, 0) for c in (3, 2, 1, 0)]
+    after, tally = run_round(experiment.context, experiment.method, state, everybody, ours, 0.05)
+    assert [client["client"] for client in tally.clients] == [3]
+    why = {entry["client"]: entry["why"] for entry in tally.missing}
+    assert "too late" in why[0]
+    assert why[1] == "Node Unavailable"
+    assert "sent rubbish" in why[2]
+    alone, _ = run_round(experiment.context, experiment.method, state, everybody[:1], ours, 0.05)
+    assert dump(*flatten(after)) == dump(*flatten(alone))
+    del wire.there[103]
+    ours.fleet(2, experiment.fleet)
+    _, tally = run_round(experiment.context, experiment.method, state, everybody[:1], ours, 0.05)
+    assert tally.missing[0]["why"] == "is not connected"
+
+
+@pytest.mark.parametrize(
+    "answer, why",
+    [
+        (lambda note, blobs: (note, []), "0 answers to 1"),
+        (lambda note, blobs: ({"tickets": [3]}, blobs), "without a ticket"),
+        (lambda note, blobs: ({"tickets": "no"}, blobs), "answers to"),
+        (lambda note, blobs: (note, [b"rubbish"]), "damaged"),
+        (lambda note, blobs: (note, [blobs[0][:-1]]), "damaged"),
+        (lambda note, blobs: ({"failure": {"a": ["b"] * 999}}, blobs), r"\.\.\.$"),
+    ],
+)
+def test_answers_that_cannot_be_read_are_absences(tmp_path: Path, answer: Any, why: str) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home, "cam")
+
+    def change(kind: str, content: Any, came: Any) -> Any:
+        note, blobs = answer(messages.note_in(came), messages.blobs_in(came))
+        return link.Reply(messages.with_note(note, messages.record(blobs)))
+
+    experiment, ours = made(home, wire, tmp_path)
+    ours.fleet(1, experiment.fleet)
+    wire.faults["cam"] = change
+    size = experiment.size_of_group["0.25"]
+    message = experiment.method.extract(
+        experiment.context, experiment.method.init(experiment.context), Client(1, 0, size, 1, 1, 0)
+    )
+    (came,) = ours.perform([SubModel(message.tensors, message.ticket | {"task": "train", "rate": 0.1})])
+    assert isinstance(came, Absence)
+    assert re.search(why, came.why)
+
+
+def test_clients_of_one_size_share_one_record_and_sizes_are_calibrated_in_one_message(tmp_path: Path) -> None:
+    home = laid_out(tmp_path, {"one": 1.0, "two": 1.0})
+    wire = Wire(home)
+    experiment, ours = made(home, wire, tmp_path, "tricks.batch_norm=batch")
+    planned = ours.fleet(1, experiment.fleet)
+    context, method = experiment.context, experiment.method
+    state, size = method.init(context), experiment.size_of_group["1.0"]
+    wire.sent.clear()
+    run_round(context, method, state, [Client(c, c, size, 1, 1, 0) for c in (0, 1)], ours, 0.05)
+    records = [content["arrays"] for _, _, content in wire.sent]
+    assert records[0] is records[1]
+    wire.sent.clear()
+    who = (planned, experiment.size_of_group, 1, 4)
+    missing: list[Absence] = []
+    found = calibrated(context, method, state, ours, *who, samples=16, missing=missing)
+    assert missing == []
+    assert set(found) == {"0.25", "0.5", "0.75", "1.0"}
+    assert len(wire.sent) == 2 * 2  # two devices in two passes
+    inside = InProcess(context, method, shares_of(home, experiment), {})
+    here = calibrated(context, method, state, inside, *who, samples=16)
+    assert {k: dump(v.tensors(), {}) for k, v in found.items()} == {k: dump(v.tensors(), {}) for k, v in here.items()}
+
+
+def shares_of(home: Path, experiment: Experiment) -> Any:
+    """The devices' shares, by client."""
+    files = [home / "devices" / name / "device.toml" for name in layout.device_keys(home)]
+    load = lambda c: devices.own_share(devices.load(files[c]), experiment.config, experiment.signature)  # noqa: E731
+    return DeviceShares(load, len(files))
+
+
+def test_the_first_round_waits_for_enough_devices_and_says_so(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home, "cam")
+    said: list[str] = []
+    experiment = Experiment.from_config(configs.load(home / "experiment.toml", ["engine.min_clients=2"]))
+    book = roster.Roster.at(tmp_path, layout.device_keys(home))
+    ours = engine.Devices(experiment, wire, book, Guard.of(experiment), lambda event: said.append(event["text"]))
+    threading.Timer(1.5, lambda: wire.there.update({200: "van"})).start()
+    assert ours.fleet(1, experiment.fleet).participants(1) == [1, 3]
+    assert "waiting for 2 devices; there: cam" in said
+
+
+def test_an_error_of_a_strangers_code_tells_the_server_no_data() -> None:
+    assert client.described(ValueError("patient Smith")) == "raised ValueError; the device's own log says where"
+    assert client.described(ConfigError("model.name: unknown")) == "model.name: unknown"
+
+
+def test_children_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from anysize.deploy.children import Children, stoppable\n"
+        "with stoppable(), Children() as children:\n"
+        "    child = children.start('sleep', [sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "    print(child.pid, flush=True); time.sleep(600)\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert alive(child)
+        parent.send_signal(number)
+        parent.wait(30)
+        deadline = time.monotonic() + 10
+        while alive(child) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(child)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_superlink_is_found_by_its_folder_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = laid_out(tmp_path)
+    found = submit.located(str(home))
+    assert (found.place, found.authority) == ("127.0.0.1:18000", home / "certificates" / "authority.crt")
+    monkeypatch.setenv("FLWR_HOME", str(home / "flower"))
+    assert submit.located("fleet") == found
+    with pytest.raises(ConfigError, match="did you mean 'fleet'"):
+        submit.located("flet")
+    (home / "flower" / "config.toml").write_text('[superlink.fleet]\naddress = "x:1"\n')
+    with pytest.raises(ConfigError, match="root-certificates"):
+        submit.located("fleet")
+
+
+def simulated(folder: Path, config: Any) -> Any:
+    """The run of the fleet's experiment in this process: each client has its device's share and capacity."""
+    names = sorted(NAMES)
+    tables = config.to_dict()
+    tables["devices"] = {
+        "assignment": "order",
+        "groups": [{"name": repr(NAMES[name]), "clients": 1, "capacity": NAMES[name]} for name in names],
+    }
+    tables["data"] |= {"name": "example", "clients": len(names)}
+    tables["tricks"]["weighting"] = "clients"
+    tables["engine"] = {"name": "inprocess"}
+    signature = Experiment.from_config(config).signature
+
+    def load(device: int) -> Any:
+        file = folder / "fleet" / "devices" / names[device] / "device.toml"
+        return devices.own_share(devices.load(file), config, signature)
+
+    made = Experiment.from_config(configs.from_dict(tables), data=load)
+    made.signature = signature
+    return made.run(folder / "here")

@@ -1,0 +1,192 @@
+"""Fleets for real, on loopback: TLS, keys, four SuperNodes of four capacities, and what may befall them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anysize as az
+from anysize import config as configs
+from anysize import device as devices
+from anysize.experiment import Experiment
+from anysize.wire import dump, flatten
+
+pytest.importorskip("flwr", reason="Flower is an extra")
+loopback = importlib.import_module("loopback")
+layout = importlib.import_module("anysize.deploy.layout")
+certificates = importlib.import_module("anysize.deploy.certificates")
+
+pytestmark = pytest.mark.slow
+
+NAMES = {"board": 0.5, "cam": 0.25, "phone": 0.75, "van": 1.0}
+
+EXPERIMENT = """
+name = "story"
+rounds = 5
+evaluate_every = 5
+[data]
+name = "devices"
+validation = 0.2
+[model]
+name = "small-cnn"
+input = [1, 8, 8]
+options = { channels = [8, 16] }
+[task]
+classes = 10
+[method]
+name = "heterofl"
+[tricks]
+batch_norm = "local"
+classwise_head = false
+[training]
+learning_rate = 0.05
+[engine]
+name = "flower"
+min_clients = 4
+round_timeout = 60.0
+"""
+
+HOSTILE = """
+from anysize.deploy import client, example
+from anysize.methods.base import Update
+
+honest = client.perform
+
+
+def perform(context, method, sub_model, share, kept=None):
+    update = honest(context, method, sub_model, share, kept)
+    if sub_model.ticket["task"] != "train" or sub_model.ticket["round"] == 1:
+        return update
+    return Update({name: tensor * float("nan") for name, tensor in update.tensors.items()}, update.ticket)
+
+
+client.perform = perform
+
+
+def load(device, devices):
+    return example.digits(device, devices)
+"""
+
+
+def test_a_server_killed_in_a_round_goes_on_and_ends_in_the_bits_of_an_unbroken_run(tmp_path: Path) -> None:
+    home = tmp_path / "fleet"
+    with loopback.Loopback(home, EXPERIMENT, NAMES) as fleet:
+        fleet.serve()
+        fleet.join()
+        fleet.run()
+        fleet.wait(lambda: len(fleet.rounds("story")) == 2, 180, "run")
+        time.sleep(2)  # the third round has begun
+        kill_tree(fleet.pid("server"))
+        fleet.kill("run", signal.SIGKILL)
+        fleet.wait(lambda: not named(home, "flwr-serverapp"), 30, "cam")
+        assert len(fleet.rounds("story")) == 2
+        fleet.serve()
+        fleet.run("--resume")
+        said = fleet.finished()
+        events = fleet.events("story")
+    assert "5 rounds" in said
+    assert [event["round"] for event in events if event["event"] == "resume"] == [2]
+    assert [event["round"] for event in events if event["event"] == "round"] == [1, 2, 3, 4, 5]
+    assert not any(event.get("missing") for event in events)
+    assert loopback.left_behind(home) == []
+    there = az.load(home / "runs" / "story")
+    assert dump(*flatten(there.state)) == dump(*flatten(unbroken(tmp_path, there.config).state))
+
+
+def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_path: Path) -> None:
+    home = tmp_path / "fleet"
+    text = EXPERIMENT.replace("min_clients = 4", "min_clients = 2").replace(
+        "round_timeout = 60.0", "round_timeout = 15.0"
+    )
+    with loopback.Loopback(home, text.replace("rounds = 5", "rounds = 9"), NAMES) as fleet:
+        poison(home / "devices" / "phone")
+        fleet.serve()
+        stranger(home)  # after the keys were registered
+        fleet.join(*NAMES, "stranger")
+        for name in NAMES:
+            fleet.wait(lambda name=name: "SuperNode ID" in fleet.log(name), 60, name)
+        fleet.run()
+        fleet.wait(lambda: len(fleet.rounds("story")) == 1, 180, "run")
+        time.sleep(1)
+        kill_tree(fleet.pid("van"))
+        fleet.wait(lambda: 3 in missing(fleet.rounds("story")), 90, "run")
+        fleet.join("van")
+        fleet.finished(400)
+        rounds = fleet.rounds("story")
+    lied = [entry for r in rounds for entry in r.get("missing", []) if entry["client"] == 2]
+    assert len(lied) == 8  # in every round but the first
+    assert all("not finite" in entry["why"] for entry in lied)
+    assert set(missing(rounds)) == {2, 3}
+    assert all({client["client"] for client in r["clients"]} >= {0, 1} for r in rounds)
+    assert 3 in {client["client"] for client in rounds[-1]["clients"]}  # it came back as the client that it was
+    assert {client["client"] for r in rounds for client in r["clients"]} == {0, 1, 2, 3}
+    assert "Failed to initialize the connection" in fleet.log("stranger")
+    state, _ = flatten(az.load(home / "runs" / "story").state)
+    assert all(bool(tensor.isfinite().all()) for tensor in state.values())
+    assert loopback.left_behind(home) == []
+
+
+def missing(rounds: list[Any]) -> list[int]:
+    """The clients that were missing from rounds."""
+    return [entry["client"] for r in rounds for entry in r.get("missing", [])]
+
+
+def unbroken(folder: Path, config: Any) -> Any:
+    """The same experiment in this process: each client has its device's share and capacity."""
+    names = sorted(NAMES)
+    tables = config.to_dict()
+    groups = [{"name": repr(NAMES[name]), "clients": 1, "capacity": NAMES[name]} for name in names]
+    tables["devices"] = {"assignment": "order", "groups": groups}
+    tables["data"] |= {"name": "example", "clients": len(names)}
+    tables["tricks"]["weighting"] = "clients"
+    tables["engine"] = {"name": "inprocess"}
+    signature = Experiment.from_config(config).signature
+    files = [folder / "fleet" / "devices" / name / "device.toml" for name in names]
+
+    def load(device: int) -> Any:
+        return devices.own_share(devices.load(files[device]), config, signature)
+
+    made = Experiment.from_config(configs.from_dict(tables), data=load)
+    made.signature = signature
+    return made.run(folder / "here")
+
+
+def poison(folder: Path) -> None:
+    """Makes a device one that sends numbers that are none."""
+    (folder / "hostile.py").write_text(HOSTILE)
+    file = folder / "device.toml"
+    file.write_text(file.read_text().replace("anysize.deploy.example:digits", "hostile:load"))
+
+
+def stranger(home: Path) -> None:
+    """A device whose key nobody has registered: it comes when the server already runs."""
+    layout.extend(home, layout.named(["stranger=1.0"]), None)
+
+
+def named(home: Path, command: str) -> list[int]:
+    """Processes of a fleet that run a command."""
+    return [pid for pid, arguments in loopback.processes_of(home) if any(command in text for text in arguments)]
+
+
+def kill_tree(root: int) -> None:
+    """Kills a process and all that descend from it, at once, as a machine does that loses its power."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    doomed = {root}
+    while more := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
+        doomed |= more
+    for pid in doomed:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
