@@ -20,10 +20,10 @@ from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.layout import fast, layout
-from anysize.methods.base import Client, Method, SubModel
+from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.recurrence import FewSteps
-from anysize.wire import Tensors, size_bytes
+from anysize.wire import size_bytes
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,17 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
         "bytes_down": size_bytes(meta.tensors, meta.ticket),
-        "bytes_up": size_bytes(answer, meta.ticket | _measured(context)),
+        "bytes_up": size_bytes(answer.tensors, answer.ticket | _measured(context)),
     }
 
 
-def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Tensors]:
+def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Update]:
     """The network that a client trains, and what it sends back of it, both on the meta device."""
     module = layout(hollow(method.build(context, meta), constants=False))
     stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
-    packed = method.pack(module, meta).tensors
-    return module, {name: tensor for name, tensor in packed.items() if name not in stays}
+    packed = method.pack(module, meta)
+    sent = {name: tensor for name, tensor in packed.tensors.items() if name not in stays}
+    return module, replace(packed, tensors=sent)
 
 
 def on_meta(sub_model: SubModel) -> SubModel:

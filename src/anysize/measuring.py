@@ -24,7 +24,7 @@ from anysize.cost import own_bytes, training_step
 from anysize.elastic.skeleton import fill, named_tensors
 from anysize.engines.inprocess import one_thread
 from anysize.errors import ConfigError
-from anysize.layout import layout
+from anysize.layout import fast, layout
 from anysize.local import optimizer_of
 from anysize.methods.base import ParameterGroup
 from anysize.methods.heterofl import HeteroFL
@@ -135,7 +135,7 @@ def _timed(
     bytes_per_second: float | None,
 ) -> Timing:
     skeleton = context.skeleton(size.width, size.depth)
-    macs, held = training_step(context, HeteroFL(), _copy(skeleton, "meta"), _batch(example, "meta"))
+    macs, held = training_step(context, HeteroFL(), layout(_copy(skeleton, "meta")), _batch(example, "meta"))
     parameters, traffic = own_bytes(skeleton), 2 * own_bytes(skeleton)
     scale = 1.0
     if costs is not None:
@@ -197,7 +197,7 @@ def _copy(skeleton: nn.Module, device: str) -> nn.Module:
 
 
 def _batch(example: Batch, device: str | torch.device) -> Batch:
-    return Batch(torch.zeros_like(example.x, device=device), torch.zeros_like(example.y, device=device))
+    return Batch(fast(torch.zeros_like(example.x, device=device)), torch.zeros_like(example.y, device=device))
 
 
 def available_bytes() -> int | None:

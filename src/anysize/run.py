@@ -361,8 +361,8 @@ class _Runner:
         self._costs: dict[str, Cost] = {}
         self._metrics: list[str] = []
         self._saved = 0  # the round of the checkpoint in the directory
-        self._crew: Crew | None = None
         self._void = 0  # rounds in a row with too few answers
+        self._crew: Crew | None = None
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
         began = time.perf_counter()

@@ -85,11 +85,12 @@ def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
             shapes[f"{place}.mean"] = shapes[f"{place}.variance"] = ((norm.num_features,), torch.float32)
             shapes[f"{place}.count"] = ((), torch.float64)
         return Form(shapes, {name: name.rpartition(".")[2] for name in shapes})
-    module, tensors = answered(context, method, meta)
+    module, answer = answered(context, method, meta)
+    tensors = answer.tensors
     storages = {_storage(buffer): "count" if not buffer.is_floating_point() else "mean" for buffer in module.buffers()}
     storages |= {_storage(n.running_var): "variance" for n in batch_norms(module) if n.running_var is not None}
     kinds = {name: storages[_storage(t)] for name, t in tensors.items() if _storage(t) in storages}
-    added = frozenset(method.pack(module, meta).ticket) - frozenset(meta.ticket)
+    added = frozenset(answer.ticket) - frozenset(meta.ticket)
     return Form({name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}, kinds, added)
 
 
