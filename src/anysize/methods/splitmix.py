@@ -57,11 +57,12 @@ from anysize.methods.base import (
     class_weights,
     first_tensors,
     sub_model,
+    trained_parameters,
 )
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step, Tricks
 from anysize.rng import generator
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,11 @@ class SplitMix(Method[SplitMixState]):
                 "of them are all"
             )
         return mixed([self._network(context, state.bases[str(i)], size.robustness) for i in state.order[:count]])
+
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        base = context.skeleton(self._width(context))
+        count = trained_parameters(Dual(base) if self.dual_norm else base)
+        return {str(i): count for i in (range(self._count(context)) if ticket is None else ticket["bases"])}
 
     def levels(self, context: Context) -> Levels | None:
         return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
