@@ -531,7 +531,7 @@ class _Program:
     """A network's operations in order. Value 0 is the input; each operation makes the next value."""
 
     def __init__(self, graph: Mapping[str, Any]) -> None:
-        nodes = graph["nodes"]
+        nodes = unrolled(graph)
         _demand(0 < len(nodes) <= _MOST_NODES, f"{len(nodes)} operations")
         self._names = [str(name) for name in graph["operations"]]
         foreign = sorted({name for name in self._names if not known_operation(name)})
@@ -631,6 +631,39 @@ def _values(written: Any) -> Iterator[int]:
         yield int(written[1:])
     for item in written if isinstance(written, list | tuple) else written.values() if isinstance(written, dict) else ():
         yield from _values(item)
+
+
+def unrolled(graph: Mapping[str, Any]) -> list[Any]:
+    """A program's operations one by one: as a note says, its first ones may stand there several times.
+
+    Args:
+        graph: a program; its "repeat" is how many operations, how many times, and how many tensors each time has.
+
+    >>> unrolled({"nodes": [[0, ["#0", "$0"]], [1, ["#1", "#2"]]], "repeat": [1, 2, 1]})
+    [[0, ['#0', '$0']], [0, ['#0', '$1']], [1, ['#1', '#2']]]
+    """
+    nodes = list(graph["nodes"])
+    length, count, tensors = graph.get("repeat", (0, 1, 0))
+    whole = all(type(number) is int and number >= 0 for number in (length, count, tensors))
+    fits = whole and length <= len(nodes) and max(length, 1) * count <= _MOST_NODES
+    _demand(fits, f"{length} operations {count} times are no part of it")
+    again = [shifted(node, i * length, i * tensors) for i in range(count) for node in nodes[:length]]
+    return again + nodes[length:]
+
+
+def shifted(written: Any, values: int, tensors: int) -> Any:
+    """An operation as it was written, further on: with later values, but for the input, and later tensors.
+
+    >>> shifted([2, ["#0", "#3", "$1"]], 10, 5)
+    [2, ['#0', '#13', '$6']]
+    """
+    if isinstance(written, list):
+        return [shifted(item, values, tensors) for item in written]
+    if isinstance(written, dict):
+        return {name: shifted(item, values, tensors) for name, item in written.items()}
+    if not isinstance(written, str) or written == "#0" or written[:1] not in ("#", "$"):
+        return written
+    return f"{written[0]}{int(written[1:]) + (values if written[0] == '#' else tensors)}"
 
 
 def _function(name: str) -> Callable[..., Any]:
