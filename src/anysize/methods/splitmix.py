@@ -246,9 +246,10 @@ class SplitMix(Method[SplitMixState]):
 
     def notices(self, context: Context) -> list[str]:
         notes = []
-        together = self._together(context, 2) if self._count(context) > 1 else ""
-        if isinstance(together, str) and together:
-            notes.append(f"splitmix: a client's bases are trained one after another: {together}")
+        counts = sorted({self._fitting(context, size) for size in context.sizes} - {1})
+        reasons = [self._together(context, count) for count in counts]
+        if reasons and all(isinstance(reason, str) and reason for reason in reasons):
+            notes.append(f"splitmix: a client's bases are trained one after another: {reasons[-1]}")
         kept = context.tricks.batch_norm in ("tracked", "local") or not batch_norms(context.template)
         if self.rescale_layer and kept and self._width(context) < 1:
             notes.append(
