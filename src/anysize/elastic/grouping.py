@@ -34,8 +34,9 @@ RULES: dict[type[nn.Module], Rule] = {}
 R = TypeVar("R", bound=Rule)
 
 _TOLERANCE = 1e-3
-_WIDE_LAYER = 32  # outputs of one network from which groups never lost to separate convolutions
-_SMALL_INPUT = 12_000  # numbers per sample, all networks together, up to which they did not lose either
+_WIDE_LAYER = 32  # outputs of one network
+_LARGEST = 13_000  # numbers per sample, inputs of all networks together, up to which groups gain
+_LARGEST_WIDE = 20_000  # the same for wide layers
 _FEW = 2  # networks without convolutions that are too few to gain what stacking costs
 
 
@@ -158,7 +159,7 @@ def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
     >>> pays((64, 8, 3, 3), (32, 64, 8, 8), 8), pays((64, 8, 3, 3), (32, 64, 32, 32), 8)
     (True, False)
     """
-    return weight[0] // count >= _WIDE_LAYER or math.prod(x[1:]) <= _SMALL_INPUT
+    return math.prod(x[1:]) <= (_LARGEST_WIDE if weight[0] // count >= _WIDE_LAYER else _LARGEST)
 
 
 @rule(nn.Linear)
