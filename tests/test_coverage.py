@@ -43,6 +43,7 @@ def test_a_domain_has_trained_what_any_of_its_clients_has_at_any_time(tmp_path: 
     rounds = [
         round_event(1, clients=[turn(0, "ink", "a"), turn(1, "ink", "a"), turn(2, "paint", "a", "b")]),
         round_event(2, clients=[turn(0, "ink", "c"), turn(2, "paint", "a", "b")]),
+        round_event(3, clients=[turn(2, "paint", "c")], void=True),  # too few answered: it changed nothing
     ]
     directory = save(tmp_path, [start(parts={"a": 10, "b": 20, "c": 70}), *rounds, END])
     report.write(directory)

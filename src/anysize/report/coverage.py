@@ -7,7 +7,7 @@ clients it was trained, as in Split-Mix's Figs. 5 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, pstdev
 
 from anysize.report.figures import MANY_CLIENTS, colour
@@ -27,7 +27,7 @@ def build(record: Record) -> list[Figure]:
 def trained_parts(record: Record, whose: Callable[[Participation], str | None]) -> dict[str, set[str]]:
     """By name of a client, domain or group: the parts that were ever trained there, in order of appearance."""
     found: dict[str, set[str]] = {}
-    for part in (part for round_ in record.rounds for part in round_.clients):
+    for part in _taken(record):
         name = whose(part)
         if name is not None:
             found.setdefault(name, set()).update(part.parts)
@@ -87,7 +87,7 @@ def trained_by_client(record: Record) -> Figure | None:
     if not any(found.values()) or not any(record.start.parts.values()):
         return None
     turns: dict[str, list[Participation]] = {}
-    for part in (part for round_ in record.rounds for part in round_.clients):
+    for part in _taken(record):
         turns.setdefault(str(part.client), []).append(part)
     rows = tuple(
         (
@@ -136,7 +136,7 @@ def statistics(record: Record) -> Table | None:
     """Mean, spread and extremes over clients of what one costs and of how good its network is (Split-Mix, Fig. 5)."""
     costs: dict[str, Cost] = {group.name: group for group in record.start.groups}
     each: dict[str, list[Cost]] = {}
-    for part in (part for round_ in record.rounds for part in round_.clients):
+    for part in _taken(record):
         each.setdefault(str(part.client), []).append(costs.get(part.group or "", Cost()))
     asked: list[tuple[str, str, Callable[[Number | None], str], Callable[[Cost], Number | None]]] = [
         ("parameters", "parameters of one round", count, lambda cost: cost.parameters),
@@ -171,8 +171,15 @@ def _row(key: str, values: Sequence[Number | None]) -> list[Row]:
     return [(key, len(known), fmean(known), pstdev(known), min(known), max(known))] if known else []
 
 
+def _taken(record: Record) -> Iterator[Participation]:
+    """Every client's part in every round that changed something."""
+    for round_ in record.rounds:
+        if not round_.void:
+            yield from round_.clients
+
+
 def _clients(record: Record, domain: str) -> int:
-    return len({str(p.client) for round_ in record.rounds for p in round_.clients if p.domain == domain})
+    return len({str(part.client) for part in _taken(record) if part.domain == domain})
 
 
 def _bar(name: str, points: Sequence[tuple[str, Number | None]], colour_name: str) -> Spec:
