@@ -179,6 +179,8 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
     "prism with drawn channels": PriSM(channels="drawn", kappa=4.0),
     "prism without what nobody trained": PriSM(dropped="zero"),
+    "prism with all channels": PriSM(channels="all"),
+    "prism with averaged momentum": PriSM(momentum="averaged"),
     "prism top, never refreshed": PriSM(sampling="top", refresh_every=100, frobenius=0.0),
     "fedhm square": FedHM(reshape="square", pseudo_client=True),
     "origdrop kept": OrigDrop(dropped="kept"),
