@@ -196,6 +196,7 @@ BY_DEPTH: dict[str, Method[Any]] = {
     "elf": METHODS["elf"],
     "elf without masks": ELF(proxy=0.0, sparsities=(0.0,)),
     "elf over holders, widths too": ELF(proxy=0.3, proxy_epochs=1, average="holders", widths=(0.5, 1.0), scope="layer"),
+    "elf with identities": ELF(proxy=0.0, sparsities=(0.0,), fill="identity"),
     "elf replicating": ELF(proxy=0.0, sparsities=(0.0,), fill="replicate"),
     "elf with random blocks": ELF(proxy=0.0, sparsities=(0.0,), fill="random"),
 }
