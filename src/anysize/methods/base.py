@@ -199,6 +199,13 @@ class Method(ABC, Generic[State]):
         """Parameters with factors on learning rate and decay; by default one group."""
         return [ParameterGroup([p for p in module.parameters() if p.requires_grad])]
 
+    def momentum_buffers(self, module: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """Buffers of the module in which momentum of its parameters begins and ends a round; by default there are none.
+
+        What `build` put there is where it begins, and `pack` finds there where it ended.
+        """
+        return {}
+
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
         """The loss of one local step."""
         return step.objective(module, batch)
