@@ -96,7 +96,7 @@ def server_seconds(made: Experiment) -> dict[str, float]:
     def average(count: int) -> float:
         return seconds(lambda: rarely.aggregate(context, state, iter([update] * count)))
 
-    svd = statistics.median(seconds(lambda: refreshed(state, state.left, state.right)) for _ in range(3))
+    svd = statistics.median(seconds(lambda: refreshed(state, state)) for _ in range(3))
     one, several = average(1), average(5)
     return {
         "create": statistics.median(seconds(lambda: method.extract(context, state, client)) for _ in range(3)),

@@ -1,8 +1,8 @@
-"""When a client's base networks should go through in one pass: the figures behind `anysize.elastic.grouping.pays`.
+"""When a client's base networks should go through in one pass: the figures behind the rule of `elastic.grouping`.
 
     python benchmarks/splitmix_grouping.py            # a few minutes on one core; writes splitmix_grouping.json
 
-Layers: forward and backward of convolutions in groups, against the same convolutions one after another inside the pass.
+Layers: forward and backward of convolutions in groups, against the same convolutions one after another.
 Networks: a whole training step of Split-Mix's bases in one pass against one after another, as clients run them.
 """
 
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from anysize import models
 from anysize.elastic import grouping
 from anysize.elastic.axes import trace
 from anysize.elastic.ensemble import Networks
-from anysize.elastic.grouping import Grouped, GroupedConv2d, grouped, pays, stacked
+from anysize.elastic.grouping import Grouped, GroupedConv2d, beside, grouped, pays, stacked
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow
@@ -72,10 +71,12 @@ def layer_times(shape: tuple[int, int, int, int], count: int) -> dict[str, Any]:
     def step() -> None:
         wide(x).sum().backward()
 
-    with patch.object(grouping, "pays", lambda *about: True):
-        in_groups = best(step)
-    with patch.object(grouping, "pays", lambda *about: False):
-        apart = best(step)
+    def one_after_another() -> None:
+        parts = zip(x.chunk(count, 1), wide.weight.chunk(count), wide.bias.chunk(count))
+        outputs = [nn.functional.conv2d(*part, padding=kernel // 2) for part in parts]
+        torch.cat(outputs, 1).sum().backward()
+
+    in_groups, apart = best(step), best(one_after_another)
     chosen = pays(wide.weight.shape, x.shape, count)
     return {"shape": shape, "count": count, "in_groups_ms": in_groups, "apart_ms": apart, "rule": chosen}
 
@@ -86,7 +87,7 @@ def network_times(name: str, shape: tuple[int, ...], width: float, count: int) -
     base = narrow(full, trace(full, torch.zeros(2, *shape)), width)
     x = torch.rand(BATCH, *shape).contiguous(memory_format=torch.channels_last)
     y = torch.arange(BATCH) % 10
-    structure = grouped(hollow(base), count, [x])
+    structure, chosen = beside(hollow(base), count), grouped(hollow(base), count, [x])
     assert isinstance(structure, Grouped)
     together = layout(fill(structure, stacked([tensors_of(base)] * count)))
     apart = Networks({str(i): layout(fill(hollow(base), tensors_of(base))) for i in range(count)})
@@ -106,7 +107,7 @@ def network_times(name: str, shape: tuple[int, ...], width: float, count: int) -
         optimizer.step()
 
     times = [best(lambda o=o, s=s: step(o, s)) for o, s in zip((one_pass, one_after_another), optimizers)]
-    about = {"network": name, "input": shape, "width": width, "count": count}
+    about = {"network": name, "input": shape, "width": width, "count": count, "rule": isinstance(chosen, Grouped)}
     return about | {"one_pass_ms": times[0], "apart_ms": times[1], "ratio": round(times[1] / times[0], 2)}
 
 

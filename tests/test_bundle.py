@@ -24,6 +24,7 @@ import small
 from anysize import runtime
 from anysize.bundle import Entry, write_bundle
 from anysize.elastic.axes import trace
+from anysize.elastic.ensemble import mixed
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow, take
 from anysize.errors import ModelError
@@ -116,6 +117,37 @@ def test_composed_widths_share_their_basis_in_the_file(tmp_path: Path) -> None:
     factors += sum(t.numel() for own in state.coefficients.values() for t in own.values())
     dense = sum(t.numel() for own in state.dense.values() for t in own.values())
     assert stored <= 4 * (factors + dense + 8) < apart
+
+
+def test_an_ensembles_operations_are_written_once(tmp_path: Path) -> None:
+    """Without, the note of eight small networks in four sizes would be more than a hundredth of their tensors."""
+
+    def base(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [
+                layer for _ in range(6) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+            ]
+            return nn.Sequential(
+                nn.Conv2d(1, 8, 3), *layers, nn.Flatten(), nn.Linear(288, 100), nn.Linear(100, 10)
+            ).eval()
+
+    bases = [base(seed) for seed in range(8)]
+    entries = [entry_of(str(count / 8), count / 8, mixed(bases[:count])) for count in (1, 2, 4, 8)]
+    signature = Signature((1, 8, 8), False, (), True, 10, 10, None, None, None)
+    done = write_bundle(entries, tmp_path / "net.anysize", signature, trace(base(0), torch.zeros(2, 1, 8, 8)))
+    stored = tensor_bytes(safetensors.torch.load_file(done.path))
+    assert done.size_bytes < 1.01 * stored
+    with safetensors.safe_open(done.path, "pt") as file:
+        graphs = json.loads(file.metadata()["anysize"])["graphs"]
+    alone = len(graphs[-1]["nodes"])
+    assert [graph.get("repeat", [0, 1])[1] for graph in graphs] == [8, 4, 2, 1]
+    assert [len(graph["nodes"]) for graph in graphs] == [alone + 8, alone + 4, alone + 2, alone]  # sums, and the mean
+    x, network = torch.rand(5, 1, 8, 8), load(done.path)
+    for count in (8, 1, 4):
+        with torch.no_grad():
+            expected = torch.stack([one(x) for one in bases[:count]]).mean(0)
+        assert torch.allclose(network.switch(str(count / 8))(x), expected, atol=1e-5)
 
 
 def test_switching_between_networks_in_memory_takes_less_than_a_millisecond(sliced: tuple[az.Run, Path]) -> None:
@@ -299,6 +331,13 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an argument of no kind": (node("aten.relu.default", [{"a": 1}]), "no argument"),
     "an operation that is not listed": (lambda note: note["graphs"][0]["nodes"][0].__setitem__(0, 77), "not listed"),
     "no operations": (lambda note: note["graphs"][0].update(nodes=[]), "0 operations"),
+    "more repeated operations than there are": (
+        lambda note: note["graphs"][0].update(repeat=[999, 2, 0]),
+        "999 operations 2 times",
+    ),
+    "operations without end": (lambda note: note["graphs"][0].update(repeat=[1, 1 << 40, 0]), "1 operations"),
+    "nothing without end": (lambda note: note["graphs"][0].update(repeat=[0, 1 << 40, 0]), "0 operations"),
+    "a repetition of no kind": (lambda note: note["graphs"][0].update(repeat=["1", 2, 0]), "no part of it"),
     "no networks": (lambda note: note.update(networks=[]), "no network"),
     "a program that is not there": (lambda note: note["networks"][0].update(graph=5), "no program"),
     "a tensor that is not stored": (first_recipe(-999), "not stored"),

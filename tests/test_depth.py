@@ -117,3 +117,29 @@ def test_what_stands_for_a_removed_block_is_zero_a_copy_of_the_last_kept_one_or_
     drawn = restored(kept, missing, found, 2, "random", torch.Generator().manual_seed(0))
     assert drawn["2.weight"].shape == (3, 3)
     assert drawn["2.weight"].unique().numel() == 9
+
+
+def test_an_identity_for_a_removed_block_leaves_the_function_of_the_shallow_network() -> None:
+    def block() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.second(torch.relu(self.first(x)))
+
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), block(), block(), block())
+    for net, x in ((plain, torch.rand(2, 1, 5, 5)), (nn.Sequential(Residual(), Residual()), torch.rand(2, 5))):
+        net.eval()
+        found = stages(net, x)
+        shallow = without(net, found, 1)
+        start = {name: tensor.detach() for name, tensor in net.named_parameters()}
+        kept = dict(shallow.named_parameters())
+        missing = {name: tensor for name, tensor in start.items() if name not in kept}
+        assert missing
+        expected = shallow(x)
+        net.load_state_dict(restored(kept, missing, found, 1, "identity"), strict=False)
+        torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)

@@ -303,7 +303,7 @@ def test_a_run_on_digits_learns_at_every_depth_resumes_and_is_cut(tmp_path: Path
             "clients_per_round": [2, 2],
         },
         "method": {"name": "elf", "proxy": 0.1, "proxy_epochs": 1, "average": "holders"},
-        "training": {"learning_rate": 0.05, "batch_size": 8, "local_epochs": 2},
+        "training": {"learning_rate": 0.01, "batch_size": 8, "local_epochs": 2},
         "engine": {"name": "inprocess"},
         "rounds": 6,
         "evaluate_every": 6,

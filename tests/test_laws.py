@@ -179,6 +179,8 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
     "prism with drawn channels": PriSM(channels="drawn", kappa=4.0),
     "prism without what nobody trained": PriSM(dropped="zero"),
+    "prism with all channels": PriSM(channels="all"),
+    "prism with averaged momentum": PriSM(momentum="averaged"),
     "prism top, never refreshed": PriSM(sampling="top", refresh_every=100, frobenius=0.0),
     "fedhm square": FedHM(reshape="square", pseudo_client=True),
     "origdrop kept": OrigDrop(dropped="kept"),
@@ -194,6 +196,7 @@ BY_DEPTH: dict[str, Method[Any]] = {
     "elf": METHODS["elf"],
     "elf without masks": ELF(proxy=0.0, sparsities=(0.0,)),
     "elf over holders, widths too": ELF(proxy=0.3, proxy_epochs=1, average="holders", widths=(0.5, 1.0), scope="layer"),
+    "elf with identities": ELF(proxy=0.0, sparsities=(0.0,), fill="identity"),
     "elf replicating": ELF(proxy=0.0, sparsities=(0.0,), fill="replicate"),
     "elf with random blocks": ELF(proxy=0.0, sparsities=(0.0,), fill="random"),
 }

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize.context import Context, Size
-from anysize.data import Data
+from anysize.data import Data, Share
+from anysize.elastic.basis import key
 from anysize.elastic.kernels import Factorised, Pair, principal_kernels
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import ConfigError, MethodError
 from anysize.experiment import Experiment
-from anysize.local import make_optimizer
+from anysize.local import make_optimizer, perform
 from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
 from anysize.methods.base import inner_weights
-from anysize.methods.prism import drawn
+from anysize.methods.prism import drawn, refreshed
 from anysize.objectives import Batch, Step
 from anysize.rng import generator
 from anysize.wire import flatten
@@ -255,6 +256,125 @@ def test_drawn_channels_reach_all_of_them_and_differ_between_clients() -> None:
     assert (first.rest["4.weight"] != state.rest["4.weight"]).all(0).tolist() == [True] * 2 + [False] * 6
 
 
+def test_all_channels_are_computed_with_a_part_of_the_kernels() -> None:
+    method = PriSM(channels="all", sampling="top", refresh_every=9)
+    context = context_of(method, [0.25])
+    state = method.init(context)
+    message = method.extract(context, state, Client(0, 0, Size(0.25), 1, 5, 0))
+    left, values, right = np.linalg.svd(context.start()["2.weight"].numpy())
+    sent = message.tensors["left.2:weight"].numpy() @ message.tensors["right.2:weight"].numpy()
+    np.testing.assert_allclose(sent, (left[:, :2] * values[:2]) @ right[:2], atol=1e-5)
+    assert method.build(context.for_client(), message)(numbers(1, 4, 6)).shape == (4, 3)
+    after = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.25])))
+    assert (after.left["2.weight"][:, :2] != state.left["2.weight"][:, :2]).all()
+    assert torch.equal(after.left["2.weight"][:, 2:], state.left["2.weight"][:, 2:])
+    small = tensors_of(method.customize(context, state, Size(0.25)))
+    np.testing.assert_allclose(small["2.weight"], sent, atol=1e-5)
+    assert torch.equal(small["4.weight"], context.start()["4.weight"])
+
+
+def test_zeros_where_nobody_trains_leave_every_client_all_kernels_of_the_trained_block() -> None:
+    method = PriSM(dropped="zero", kappa=4.0)
+    context = context_of(method, [0.5])
+    state = method.init(context)
+    block = context.start()["2.weight"][:4, :4].numpy()
+    assert np.linalg.matrix_rank(block) == 4
+    np.testing.assert_allclose(state.values["2.weight"][:4], np.linalg.svd(block, compute_uv=False), atol=1e-5)
+    for client in range(3):
+        message = method.extract(context, state, Client(client, 0, Size(0.5), 1, 5, 0))
+        sent = message.tensors["left.2:weight"] @ message.tensors["right.2:weight"]
+        np.testing.assert_allclose(sent, block, atol=1e-4)
+
+
+# Averaged momentum
+
+MOMENTUM = {"momentum": 0.9, "weight_decay": 0.0}
+
+
+def gradient_of(state: Any, slope: Tensor) -> dict[str, dict[str, Tensor]]:
+    """The momentum that every client would have if a weight's gradient were always `slope`."""
+    left, right = state.left["2.weight"], state.right["2.weight"]
+    own = {"left": {"2.weight": slope @ right.T}, "right": {"2.weight": left.T @ slope}}
+    return {**state.momentum, **own}
+
+
+def test_momentum_is_averaged_over_the_clients_that_had_the_entry_and_given_to_the_next() -> None:
+    method = PriSM(momentum="averaged", sampling="top", refresh_every=9)
+    context = context_of(method, [0.25, 0.5], training=MOMENTUM)
+    state = method.init(context)
+    updates = answers(context, method, state, [0.5, 0.25])
+    after = method.aggregate(context, state, iter(updates))
+    large, small = (update.tensors["momentum.left:2%3Aweight"].numpy() for update in updates)
+    expected = np.zeros((8, 8))
+    expected[:4, :4] = large
+    expected[:2, :2] = (large[:2, :2] + small) / 2
+    np.testing.assert_allclose(after.momentum["left"]["2.weight"], expected, atol=1e-6)
+    heads = [update.tensors["momentum.network:4:weight"].numpy() for update in updates]
+    expected = np.zeros((3, 8))
+    expected[:, :4] = heads[0]
+    expected[:, :2] = (heads[0][:, :2] + heads[1]) / 2
+    np.testing.assert_allclose(after.momentum["network"]["4.weight"], expected, atol=1e-6)
+    message = method.extract(context, after, Client(5, 0, Size(0.25), 2, 5, 0))
+    assert torch.equal(
+        message.tensors["momentum.left:2%3Aweight"],
+        after.momentum["left"]["2.weight"][:2, drawn(after, 0.25, torch.Generator(), "top", 1.0)["2.weight"]],
+    )
+    finished = method.extract(context, after, Client(5, 0, Size(0.25), 2, 5, 0, "evaluate"))
+    assert not any(name.startswith("momentum") for name in finished.tensors)
+
+
+def test_a_refresh_turns_momentum_into_that_of_the_same_gradient_in_the_new_kernels() -> None:
+    method = PriSM(momentum="averaged")
+    context = context_of(method, [1.0], training=MOMENTUM)
+    state = method.init(context)
+    raw = replace(state, left={"2.weight": numbers(1, 8, 8)}, right={"2.weight": numbers(2, 8, 8)})
+    slope = numbers(3, 8, 8)
+    fresh = refreshed(replace(raw, momentum=gradient_of(raw, slope)), state)
+    for side, expected in gradient_of(fresh, slope).items():
+        for name, tensor in expected.items():
+            np.testing.assert_allclose(fresh.momentum[side][name], tensor, rtol=1e-3, atol=1e-3)
+
+
+def test_a_client_begins_with_the_momentum_that_it_was_given_and_sends_where_it_ended() -> None:
+    method = PriSM(momentum="averaged", frobenius=0.0)
+    training = MOMENTUM | {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.1}
+    context = context_of(method, [0.5], training=training)
+    state = method.init(context)
+    given = {
+        side: {name: numbers(i + len(name), *t.shape) for i, (name, t) in enumerate(own.items())}
+        for side, own in state.momentum.items()
+    }
+    message = method.extract(context, replace(state, momentum=given), Client(0, 0, Size(0.5), 1, 8, 0))
+    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    x, y = numbers(4, 8, 6), torch.arange(8) % 3
+    update = perform(context.for_client(), method, message, Share((x, y)))
+    net = method.build(context, message)
+    parameters = {name: p for name, p in net.named_parameters() if not name.startswith("momentum")}
+    buffers = {name: message.tensors[f"momentum.{key(name)}"].clone() for name in parameters}
+    for _ in range(2):  # each epoch is one batch of all samples
+        loss = nn.functional.cross_entropy(net(x), y)
+        slopes = torch.autograd.grad(loss, list(parameters.values()))
+        with torch.no_grad():
+            for (name, parameter), slope in zip(parameters.items(), slopes):
+                buffers[name] = 0.9 * buffers[name] + slope
+                parameter -= 0.1 * buffers[name]
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(update.tensors[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(update.tensors[f"momentum.{key(name)}"], buffers[name], rtol=1e-4, atol=1e-5)
+
+
+def test_averaged_momentum_is_counted_in_bytes_and_refused_where_there_is_none(tmp_path: Path) -> None:
+    def total(momentum: Any) -> int:
+        run = constrained(PriSM(momentum=momentum), [0.4], tmp_path / momentum, rounds=1, training={"local_steps": 1})
+        assert run.history[0]["bytes_up"] > 0
+        return int(run.history[0]["bytes_up"])
+
+    assert 1.7 < total("averaged") / total("local") < 2.1
+    context = context_of(PriSM(), [0.5], training={"momentum": 0.0, "stack": 4}, tricks={"batch_norm": "local"})
+    with pytest.raises(MethodError, match=r"training\.momentum above 0.*training\.stack = 4.*batch_norm = \"local\""):
+        PriSM(momentum="averaged").init(context)
+
+
 class Gated(nn.Module):
     """An LSTM between an embedding and a classifier."""
 
@@ -300,9 +420,10 @@ def test_the_report_gets_needed_kernels_values_and_draws() -> None:
 
 def test_wrong_options_are_listed_at_once() -> None:
     with pytest.raises(
-        MethodError, match=r"kappa = -1.*sampling = 'best'.*channels = 'last'.*refresh_every = 0.*dropped = 'half'"
+        MethodError,
+        match=r"kappa = -1.*sampling = 'best'.*channels = 'last'.*refresh_every = 0.*dropped = 'half'.*momentum = 'no'",
     ):
-        PriSM(kappa=-1, sampling="best", channels="last", refresh_every=0, dropped="half")  # type: ignore[arg-type]
+        PriSM(-1, "best", "last", 0, dropped="half", momentum="no")  # type: ignore[arg-type]
     with pytest.raises(MethodError, match=r"reshape = 'cube'.*frobenius = -1"):
         FedHM(reshape="cube", frobenius=-1)  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="dropped = 'half'"):

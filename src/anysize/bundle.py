@@ -195,7 +195,7 @@ class _Written:
         last = self._argument(result)
         if not last.startswith("#"):
             self.foreign.add("an output that is not computed")
-        self.graph = {"operations": self._operations, "nodes": nodes, "output": int(last[1:])}
+        self.graph = rolled({"operations": self._operations, "nodes": nodes, "output": int(last[1:])})
 
     def _node(self, node: fx.Node) -> list[Any]:
         name = _ON_NUMBERS.get(node.target, str(node.target))
@@ -232,6 +232,38 @@ class _Written:
         self.names.append(self._inputs[node.name])
         self._written[node.name] = f"${len(self.names) - 1}"
         return self._written[node.name]
+
+
+def rolled(graph: Json) -> Json:
+    """The program with operations that come again and again, as those of an ensemble's networks do, written once.
+
+    >>> rolled({"nodes": [[0, ["#0", "$0"]], [0, ["#0", "$1"]], [1, ["#1", "#2"]]]})
+    {'nodes': [[0, ['#0', '$0']], [1, ['#1', '#2']]], 'repeat': [1, 2, 1]}
+    """
+    nodes = graph["nodes"]
+    found = [(length, *_repeated(nodes, length)) for length in range(1, len(nodes) // 2 + 1)]
+    length, count, tensors = max(found, key=lambda one: one[0] * (one[1] - 1), default=(0, 1, 0))
+    if count == 1:
+        return graph
+    return graph | {"nodes": nodes[:length] + nodes[count * length :], "repeat": [length, count, tensors]}
+
+
+def _repeated(nodes: Sequence[Any], length: int) -> tuple[int, int]:
+    """How often the first `length` operations come in a row, each time with other tensors, and how many those are."""
+    tensors, count = _highest(nodes[:length]) + 1, 1
+    while (count + 1) * length <= len(nodes) and all(
+        nodes[count * length + i] == runtime.shifted(nodes[i], count * length, count * tensors) for i in range(length)
+    ):
+        count += 1
+    return count, tensors
+
+
+def _highest(written: Any) -> int:
+    """The highest number of a tensor among arguments as they are written; -1 where there is none."""
+    if isinstance(written, str):
+        return int(written[1:]) if written.startswith("$") else -1
+    items = written.values() if isinstance(written, dict) else written if isinstance(written, list) else ()
+    return max((_highest(item) for item in items), default=-1)
 
 
 def _needed(output: fx.Node) -> set[fx.Node]:

@@ -79,6 +79,9 @@ def train(
     module.train()
     training, tricks = context.training, context.tricks
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
+    momentum = method.momentum_buffers(module)
+    for parameter, buffer in momentum.items():
+        optimizer.state[parameter]["momentum_buffer"].copy_(buffer)
     received = as_received(context, module, sub_model, own)
     classes = held_classes(context, share.train)
     held = None if classes is None else classes.to(context.device)
@@ -100,6 +103,8 @@ def train(
         take_step(optimizer)
         loss_sum += loss.detach() * len(batch.y)
         seen += len(batch.y)
+    for parameter, buffer in momentum.items():
+        buffer.copy_(optimizer.state[parameter]["momentum_buffer"])
     told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
     update = method.pack(module, sub_model)
     # The module trains the next client too, so what leaves it gets memory of its own.
@@ -309,7 +314,7 @@ def draw(part: Part, index: Tensor) -> Batch:
 
 
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """A new optimizer over the method's parameter groups; momentum starts at zero every round."""
+    """A new optimizer over the method's parameter groups, whose momentum is zero."""
     return optimizer_of(context.training, method.groups(module), rate)
 
 

@@ -30,6 +30,7 @@ class Tally:
     bytes_down: int = 0
     bytes_up: int = 0
     clients: list[Json] = field(default_factory=list)
+    parts: dict[int, list[str]] = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
     missing: list[Json] = field(default_factory=list)
     void: bool = False
@@ -82,6 +83,7 @@ def _sent(
             sub_model = method.extract(context, state, client)
         sub_model = replace(sub_model, ticket=sub_model.ticket | {"task": "train", "rate": rate})
         tally.bytes_down += size_bytes(sub_model.tensors, sub_model.ticket)
+        tally.parts[client.id] = list(method.parts(context, sub_model.ticket))
         yield sub_model
 
 
@@ -98,7 +100,9 @@ def _received(
             continue
         ticket = answer.ticket
         tally.bytes_up += size_bytes(answer.tensors, ticket)
-        tally.clients.append({key: ticket[key] for key in ("client", "size", "samples", "loss")})
+        parts = tally.parts.get(ticket["client"])
+        known = {key: ticket[key] for key in ("client", "size", "samples", "loss")}
+        tally.clients.append(known | ({"parts": parts} if parts else {}))
         if answer.keep:
             tally.kept[int(ticket["client"])] = answer.keep
         yield replace(answer, tensors=copies(answer.tensors)) if method.needs_all_updates else answer

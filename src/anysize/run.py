@@ -560,6 +560,9 @@ class _Runner:
         for client in tally.clients:
             group = fleet.group_of(client["client"], number)
             client["group"] = group.name
+            domain = self._experiment.shares.group_of(client["client"])
+            if domain is not None:
+                client["domain"] = domain
             cost = self._costs[client["size"]]
             seen = training.local_steps * training.batch_size if training.local_steps else None
             if seen is None and client["samples"] is None:
@@ -603,6 +606,7 @@ class _Runner:
                 for size in context.sizes
             ],
             "groups": groups,
+            "parts": dict(experiment.method.parts(context)),
             "partition": partition_summary(experiment),
             "notices": experiment.notices(),
         }

@@ -150,6 +150,7 @@ class Network:
         self._note = note
         self._graphs: dict[int, _Program] = {}
         self._plain: dict[str, list[Tensor]] = {}
+        self._levels: dict[str, _Levels] = {}
         self._ready: dict[tuple[str, float | None], list[Tensor]] = {}
         self._size = note.sizes[-1]
         self._robustness: float | None = None
@@ -209,6 +210,7 @@ class Network:
         kept = (self._size, self._robustness)
         self._ready = {kept: self._tensors}
         self._plain.clear()
+        self._levels.clear()
         self._source.forget()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -252,8 +254,12 @@ class Network:
             if label not in self._plain:
                 self._plain[label] = self._tried(layout)
             tensors = list(self._plain[label])
-            for place, recipes in layout.robust.items():
-                tensors[place] = self._source.mixed(recipes, layout, level, tensors[place].shape)
+            if level is None:
+                return tensors
+            if label not in self._levels:
+                self._levels[label] = self._source.levels(layout, tensors)
+            for place, tensor in zip(layout.robust, self._levels[label].at(level, layout)):
+                tensors[place] = tensor
         return tensors
 
     def _tried(self, layout: _Layout) -> list[Tensor]:
@@ -388,18 +394,20 @@ class _Source:
         with self.blamed():
             return self._made(recipe)
 
-    def mixed(self, recipes: Sequence[Recipe], layout: _Layout, level: float | None, shape: torch.Size) -> Tensor:
-        """The tensor at a level of robustness: that of the level, or between those of the two ends."""
-        assert level is not None
+    def levels(self, layout: _Layout, tensors: Sequence[Tensor]) -> _Levels:
+        """The tensors that differ between levels of robustness, at each; of the shapes that they have in `tensors`."""
         with self.blamed():
-            if not layout.mixes:
-                tensor = self._made(recipes[layout.levels.index(level)])
-            else:
-                low, high = layout.levels
-                clean, robust = (self._made(recipe) for recipe in recipes)
-                tensor = torch.lerp(clean, robust, (level - low) / (high - low))
-            _demand(tensor.shape == shape, f"a robust tensor has shape {tuple(tensor.shape)}, not {tuple(shape)}")
-            return tensor
+            shapes = [tensors[place].shape for place in layout.robust]
+            rows = []
+            for level in range(len(layout.levels)):
+                made = [self._made(recipes[level]) for recipes in layout.robust.values()]
+                for tensor, shape in zip(made, shapes):
+                    _demand(
+                        tensor.shape == shape, f"a robust tensor has shape {tuple(tensor.shape)}, not {tuple(shape)}"
+                    )
+                    _demand(tensor.dtype == torch.float32, f"a robust tensor is {tensor.dtype}, not float32")
+                rows.append(torch.cat([tensor.reshape(-1) for tensor in made] or [torch.empty(0)]))
+            return _Levels(rows, shapes)
 
     def forget(self) -> None:
         """Drops what was read; networks in use keep their own."""
@@ -457,6 +465,24 @@ class _Source:
     def blamed(self) -> _Blamed:
         """Makes whatever goes wrong inside an error about this file."""
         return _Blamed(self._path)
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """The tensors that change with robustness, at each level one behind the other, so that all are mixed at once."""
+
+    rows: list[Tensor]
+    shapes: list[torch.Size]
+
+    def at(self, level: float, layout: _Layout) -> list[Tensor]:
+        """The tensors at a level: those of the level, or between those of the two ends."""
+        if layout.mixes:
+            low, high = layout.levels
+            row = torch.lerp(self.rows[0], self.rows[1], (level - low) / (high - low))
+        else:
+            row = self.rows[layout.levels.index(level)]
+        parts = torch.split_with_sizes(row, [shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
 
 @dataclass(frozen=True)
@@ -531,7 +557,7 @@ class _Program:
     """A network's operations in order. Value 0 is the input; each operation makes the next value."""
 
     def __init__(self, graph: Mapping[str, Any]) -> None:
-        nodes = graph["nodes"]
+        nodes = unrolled(graph)
         _demand(0 < len(nodes) <= _MOST_NODES, f"{len(nodes)} operations")
         self._names = [str(name) for name in graph["operations"]]
         foreign = sorted({name for name in self._names if not known_operation(name)})
@@ -631,6 +657,39 @@ def _values(written: Any) -> Iterator[int]:
         yield int(written[1:])
     for item in written if isinstance(written, list | tuple) else written.values() if isinstance(written, dict) else ():
         yield from _values(item)
+
+
+def unrolled(graph: Mapping[str, Any]) -> list[Any]:
+    """A program's operations one by one: as a note says, its first ones may stand there several times.
+
+    Args:
+        graph: a program; its "repeat" is how many operations, how many times, and how many tensors each time has.
+
+    >>> unrolled({"nodes": [[0, ["#0", "$0"]], [1, ["#1", "#2"]]], "repeat": [1, 2, 1]})
+    [[0, ['#0', '$0']], [0, ['#0', '$1']], [1, ['#1', '#2']]]
+    """
+    nodes = list(graph["nodes"])
+    length, count, tensors = graph.get("repeat", (0, 1, 0))
+    whole = all(type(number) is int and number >= 0 for number in (length, count, tensors))
+    fits = whole and length <= len(nodes) and max(length, 1) * count <= _MOST_NODES
+    _demand(fits, f"{length} operations {count} times are no part of it")
+    again = [shifted(node, i * length, i * tensors) for i in range(count) for node in nodes[:length]]
+    return again + nodes[length:]
+
+
+def shifted(written: Any, values: int, tensors: int) -> Any:
+    """An operation as it was written, further on: with later values, but for the input, and later tensors.
+
+    >>> shifted([2, ["#0", "#3", "$1"]], 10, 5)
+    [2, ['#0', '#13', '$6']]
+    """
+    if isinstance(written, list):
+        return [shifted(item, values, tensors) for item in written]
+    if isinstance(written, dict):
+        return {name: shifted(item, values, tensors) for name, item in written.items()}
+    if not isinstance(written, str) or written == "#0" or written[:1] not in ("#", "$"):
+        return written
+    return f"{written[0]}{int(written[1:]) + (values if written[0] == '#' else tensors)}"
 
 
 def _function(name: str) -> Callable[..., Any]:

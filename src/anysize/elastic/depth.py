@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from anysize.elastic.skeleton import hollow
 from anysize.errors import ModelError, unknown
 
-Fill = Literal["zeros", "replicate", "random"]
+Fill = Literal["zeros", "identity", "replicate", "random"]
 
 _LONGEST_BLOCK = 4
 """How many modules that stand side by side, such as convolution, norm and ReLU, are tried as one block."""
@@ -109,7 +109,9 @@ def restored(
         like: tensors of the removed blocks' names and shapes; "random" draws from their mean and spread.
         found: the stages.
         depth: of the shallow network.
-        fill: "zeros"; "replicate": the last block of the stage that was kept, where it fits; "random".
+        fill: "zeros"; "identity": where a block has a single weight, between as many inputs as outputs, the one that
+            passes its input on, elsewhere zeros, which do so in a residual block; "replicate": the last block of the
+            stage that was kept, where it fits; "random".
         random: for "random".
 
     >>> stage = Stage(("0",), (("1",),))
@@ -121,9 +123,27 @@ def restored(
         removed = stage.removed(depth or full_depth(found))
         kept = [stage.first, *stage.blocks[: len(stage.blocks) - len(removed)]]
         for block in removed:
-            for name in (name for name in like if is_inside(name, block)):
+            own = {name: tensor for name, tensor in like.items() if is_inside(name, block)}
+            passing = fill == "identity" and sum(tensor.dim() > 1 for tensor in own.values()) == 1
+            for name, tensor in own.items():
                 source = tensors.get(_counterpart(name, block, kept[-1]))
-                made[name] = _filled(like[name], source, fill, random)
+                made[name] = _passing(tensor) if passing else _filled(tensor, source, fill, random)
+    return made
+
+
+def _passing(like: Tensor) -> Tensor:
+    """What lets a layer without a shortcut pass its input on: a weight that is the identity, a norm that scales by one.
+
+    >>> _passing(torch.zeros(2, 2, 1)).tolist()
+    [[[1.0], [0.0]], [[0.0], [1.0]]]
+    """
+    made = torch.zeros_like(like)
+    if like.dim() == 1:
+        return torch.ones_like(like) if bool((like == 1).all()) else made  # the scale of a norm starts as one
+    if like.shape[0] == like.shape[1] and all(size % 2 for size in like.shape[2:]):
+        centre = tuple(size // 2 for size in like.shape[2:])
+        for unit in range(like.shape[0]):
+            made[(unit, unit, *centre)] = 1
     return made
 
 

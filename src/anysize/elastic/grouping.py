@@ -9,7 +9,8 @@ What a network's own `forward` does to its channels cannot be seen from its laye
 separate networks once, on random weights; where it differs, or where a layer type has no rule, there is no grouped
 network and the reason is given.
 
-When it pays is a fixed rule on shapes, `pays`, read off `benchmarks/splitmix_grouping.json`.
+When it pays is a fixed rule on shapes, read off `benchmarks/splitmix_grouping.json`: every convolution must be one that
+`pays`, and networks without any must be at least three. Otherwise they go one after another.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ RULES: dict[type[nn.Module], Rule] = {}
 R = TypeVar("R", bound=Rule)
 
 _TOLERANCE = 1e-3
-_WIDE_LAYER = 32  # outputs of one network from which groups never lost to separate convolutions
-_SMALL_INPUT = 12_000  # numbers per sample, all networks together, up to which they did not lose either
+_WIDE_LAYER = 32  # outputs of one network
+_LARGEST = 13_000  # numbers per sample, inputs of all networks together, up to which groups gain
+_LARGEST_WIDE = 20_000  # the same for wide layers
+_FEW = 2  # networks without convolutions that are too few to gain what stacking costs
 
 
 class Grouped(nn.Module):
@@ -60,10 +63,11 @@ class Grouped(nn.Module):
 
 
 _found: WeakKeyDictionary[nn.Module, dict[int, Grouped | str]] = WeakKeyDictionary()
+_alike: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def grouped(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | str:
-    """The structure of `count` networks like `base` in one pass, or why there is none; made once, copied by `fill`.
+    """The structure of `count` networks like `base` in one pass, or why they go apart; made once, copied by `fill`.
 
     Args:
         base: the structure of one.
@@ -140,17 +144,8 @@ class GroupedConv2d(nn.Conv2d):
     count: int
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self.groups // self.count
-        if x.shape[1] != self.in_channels:
-            return self._convolve(x, self.weight, self.bias, own)
-        if pays(self.weight.shape, x.shape, self.count):
-            return self._convolve(x, self.weight, self.bias, self.groups)
-        biases = [None] * self.count if self.bias is None else self.bias.chunk(self.count)
-        parts = zip(x.chunk(self.count, 1), self.weight.chunk(self.count), biases)
-        return torch.cat([self._convolve(*part, own) for part in parts], 1)
-
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        return functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, groups)
+        groups = self.groups if x.shape[1] == self.in_channels else self.groups // self.count
+        return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, groups)
 
 
 def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
@@ -164,7 +159,7 @@ def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
     >>> pays((64, 8, 3, 3), (32, 64, 8, 8), 8), pays((64, 8, 3, 3), (32, 64, 32, 32), 8)
     (True, False)
     """
-    return weight[0] // count >= _WIDE_LAYER or math.prod(x[1:]) <= _SMALL_INPUT
+    return math.prod(x[1:]) <= (_LARGEST_WIDE if weight[0] // count >= _WIDE_LAYER else _LARGEST)
 
 
 @rule(nn.Linear)
@@ -227,6 +222,42 @@ def _widened(layer: nn.Module, count: int) -> nn.Module:
 
 
 def _made(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | str:
+    made = beside(base, count)
+    if isinstance(made, str):
+        return made
+    if base not in _alike:
+        two = beside(base, 2)
+        _alike[base] = isinstance(two, Grouped) and _agrees(base, two, example)
+    if not _alike[base]:
+        return "what it does to its channels is not done to each alone"
+    return _slower(made, example) or made
+
+
+def _slower(made: Grouped, example: Sequence[Tensor]) -> str:
+    """Why one pass would be slower, by the rule on shapes; nothing if it would not."""
+    shapes: list[tuple[torch.Size, torch.Size]] = []
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(layer, GroupedConv2d) and inputs[0].shape[1] == layer.in_channels:
+            shapes.append((layer.weight.shape, inputs[0].shape))
+
+    trial = hollow(made, constants=False)
+    convolutions = [layer for layer in trial.modules() if isinstance(layer, GroupedConv2d)]
+    if not convolutions:
+        return (
+            "" if made.count > _FEW else f"{made.count} networks without convolutions are too few to gain by one pass"
+        )
+    for layer in convolutions:
+        layer.register_forward_pre_hook(note)
+    with torch.no_grad():
+        trial(torch.empty((2, *example[0].shape[1:]), device="meta"))
+    if all(pays(weight, x, made.count) for weight, x in shapes):
+        return ""
+    return f"{made.count} networks' convolutions are over images too large to gain by one pass"
+
+
+def beside(base: nn.Module, count: int) -> Grouped | str:
+    """The structure of `count` networks like `base` in one pass, faster or not, or which layer has no rule for it."""
     names = [name for name, _ in base.named_parameters(remove_duplicate=False)]
     if len(names) != len(list(base.parameters())):
         return "some of its weights are shared"
@@ -241,11 +272,7 @@ def _made(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | s
             setattr(network.get_submodule(owner), leaf, wide)
         elif wide is not layer:
             network = wide
-    made = Grouped(network, count)
-    if count > 2:
-        fewer = grouped(base, 2, example)
-        return fewer if isinstance(fewer, str) else made
-    return made if _agrees(base, made, example) else "what it does to its channels is not done to each alone"
+    return Grouped(network, count)
 
 
 def _wide_layer(layer: nn.Module, count: int) -> nn.Module:

@@ -193,11 +193,18 @@ class Method(ABC, Generic[State]):
 
     def parameters(self, module: nn.Module, sub_model: SubModel) -> int:
         """How many numbers a client trains; by default every parameter of its network that is not frozen."""
-        return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        return trained_parameters(module)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Parameters with factors on learning rate and decay; by default one group."""
         return [ParameterGroup([p for p in module.parameters() if p.requires_grad])]
+
+    def momentum_buffers(self, module: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """Buffers of the module in which momentum of its parameters begins and ends a round; by default there are none.
+
+        What `build` put there is where it begins, and `pack` finds there where it ended.
+        """
+        return {}
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
         """The loss of one local step."""
@@ -235,6 +242,14 @@ class Method(ABC, Generic[State]):
 
     def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
         """Arrays for the report; by default none."""
+        return {}
+
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        """By name, the parts of the whole that a client with that ticket trains, each with its number of parameters.
+
+        A part is trained whole or not at all; without a ticket, all that there are. Only for statistics of who trained
+        what; by default a method says nothing of it.
+        """
         return {}
 
     def ways(self, context: Context, size: Size) -> Mapping[str, str]:
@@ -293,6 +308,22 @@ def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Te
 def widths_up_to(context: Context, width: float) -> list[float]:
     """The distinct widths that the fleet trains and that a network of `width` holds, smallest first."""
     return sorted({size.width for size in context.sizes if size.width < width} | {width})
+
+
+def nested_parts(context: Context, ticket: Json | None) -> dict[str, int]:
+    """`Method.parts` of a network that holds every smaller trained one: the smallest, and what each larger one adds."""
+    widths = widths_up_to(context, context.largest.width if ticket is None else float(ticket["width"]))
+    counts = [trained_parameters(context.skeleton(width)) for width in widths]
+    return {f"{width:g}": count - inner for width, count, inner in zip(widths, counts, [0, *counts])}
+
+
+def trained_parameters(module: nn.Module) -> int:
+    """How many numbers of a network are trained: its parameters that are not frozen.
+
+    >>> trained_parameters(nn.Linear(2, 3))
+    9
+    """
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> Nested:

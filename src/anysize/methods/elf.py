@@ -22,9 +22,11 @@ Departures: theta is measured on a fifth of the proxy data that pruning did not 
 every network is nearly perfect. A block that nobody of a round holds keeps its values: the mean of zeros alone would
 end it, and in a network without shortcuts everything after it. Running statistics of batch-norm are averaged over those
 who have them; zeros are no statistics. `average = "holders"` averages every entry only over the clients that trained
-it. Widths are beyond the paper: a narrowed entry is averaged over its holders, as HeteroFL does. The paper does not say
-what is pruned, or how often: here weights of layers, the head among them, compared over all layers, one
-iteration for each of `sparsities`. A mask goes down with its values and does not come back.
+it. Zeros for a convolution without a shortcut do not make it the identity that its removal was, they end the signal;
+`fill = "identity"` does what zeros do in a residual network. Widths are beyond the paper: a narrowed entry is averaged
+over its holders, as HeteroFL does. The paper does not say what is pruned, or how often: here weights of layers, the
+head among them, compared over all layers, one iteration for each of `sparsities`. A mask goes down with its values and
+does not come back.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from anysize.context import Context, Proxy, Size
-from anysize.elastic.depth import full_depth, restored, why_none
+from anysize.elastic.depth import Fill, full_depth, restored, why_none
 from anysize.elastic.skeleton import fill as filled
 from anysize.elastic.skeleton import named_tensors
 from anysize.elastic.sparsity import Masks, iterative_pruning, pack, prunable, put_values, take_values, unpack
@@ -75,7 +77,8 @@ class ELF(Method[ELFState]):
         proxy_epochs: of each training on it.
         average: "all": removed blocks and masked weights count as zeros (or what `fill` says); "holders": every entry
             is averaged over the clients that trained it.
-        fill: what stands for removed blocks when "all" are averaged: "zeros", "replicate" (the block before), "random".
+        fill: what stands for removed blocks when "all" are averaged: "zeros", "identity" (passes its input on, also
+            without a shortcut), "replicate" (the block before), "random".
         table: a file for the look-up table, relative to the experiment file: read if it is there, else made and
             written.
     """
@@ -87,7 +90,7 @@ class ELF(Method[ELFState]):
     proxy: float = 0.05
     proxy_epochs: int = 5
     average: Literal["all", "holders"] = "all"
-    fill: Literal["zeros", "replicate", "random"] = "zeros"
+    fill: Fill = "zeros"
     table: str = ""
 
     summary = "blocks removed and weights masked by device, from a look-up table (Farcas et al. 2022)"
@@ -119,7 +122,7 @@ class ELF(Method[ELFState]):
             yield f"depths = {list(self.depths)}; allowed: whole numbers of at least 1"
 
     def _word_problems(self) -> Iterator[str]:
-        words = {"scope": ("global", "layer"), "average": ("all", "holders"), "fill": ("zeros", "replicate", "random")}
+        words = {"scope": ("global", "layer"), "average": ("all", "holders"), "fill": get_args(Fill)}
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:
                 yield f"{name} = '{getattr(self, name)}'; allowed: {', '.join(allowed)}"

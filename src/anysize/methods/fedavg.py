@@ -14,7 +14,7 @@ Departures: none. Running statistics of batch-norm are averaged with the weights
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,10 +34,11 @@ from anysize.methods.base import (
     class_weights,
     first_tensors,
     sub_model,
+    trained_parameters,
 )
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ class FedAvg(Method[FedAvgState]):
             trained = ", ".join(sorted(state.networks))
             raise MethodError(f"fedavg has no network of width {size.width:g}; it trained {trained}")
         return fill(context.skeleton(size.width), tensors)
+
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        return {f"{width:g}": trained_parameters(context.skeleton(width)) for width in self._widths(context)}
 
     def _widths(self, context: Context) -> list[float]:
         """The distinct widths of the trained networks, smallest first."""

@@ -29,7 +29,7 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -48,12 +48,13 @@ from anysize.methods.base import (
     class_weights,
     cut,
     nested,
+    nested_parts,
     sub_model,
     widths_up_to,
 )
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,9 @@ class FjORD(Method[FjORDState]):
             for name, tensor in state.statistics[_key(width)].items()
         }
         return fill(context.skeleton(size.width), cut(context, state.tensors, size.width) | statistics)
+
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        return nested_parts(context, ticket)
 
 
 def _statistics(context: Context, width: float) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ be the network that was trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -43,12 +43,13 @@ from anysize.methods.base import (
     class_weights,
     cut,
     nested,
+    nested_parts,
     sub_model,
     widths_up_to,
 )
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step, Tricks
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ class HeteroFL(Method[HeteroFLState]):
             )
         network = fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
         return folded(context.axes, network, size.width) if self.scaler else network
+
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        return nested_parts(context, ticket)
 
     @property
     def _prefix(self) -> str:

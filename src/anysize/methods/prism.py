@@ -29,10 +29,14 @@ Departures:
 - The authors mask full tensors, and in their residual networks every channel stays alive through the shortcuts, the
   stem and the projections. Here a client's network is narrowed to the channels that it computes, everywhere, so that
   it costs what Table 1 says. What follows is that entries of the stem, the classifier, norms and right factors beyond
-  these channels are trained by nobody if all clients have one keep ratio and `channels = "first"`, as in the paper;
-  with "drawn", which an earlier version of the authors' code had for the left factors, everything is. With "first",
-  what nobody trains takes part in the decomposition and in the finished full network as it started;
-  `dropped = "zero"` leaves it out of the latter.
+  these channels are trained by nobody if all clients have one keep ratio and `channels = "first"`, as in the paper.
+  What nobody trains takes part in the decomposition, where its kernels take the place of trained ones, and in the
+  finished full network; `dropped = "zero"` leaves it out of both. With "drawn", which an earlier version of the
+  authors' code had for the left factors, everything is trained; with "all" too, at the price of OrthDrop: that is
+  section 3.2.1 without its paragraph on memory.
+- The authors' code, not the paper, averages momentum and hands it back, the factors' and norms' only, and after a
+  refresh to whatever kernels then have the same numbers: `momentum = "averaged"` does so for all trained tensors, and
+  a refresh turns it as it turns the kernels.
 - The paper gives the number of required kernels as 2^(-log(sum p log p)); it is meant as 2^(-sum p log2 p).
 - lambda of Eq. (6) is training.weight_decay, the authors' too; a factor on it is an option.
 - A finished network smaller than full is the first channels and the most important kernels. The paper has none.
@@ -43,7 +47,7 @@ Departures:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -52,6 +56,7 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.elastic.axes import Kept
+from anysize.elastic.basis import key, unkey
 from anysize.elastic.kernels import (
     Factorised,
     Sampling,
@@ -68,7 +73,7 @@ from anysize.elastic.kernels import (
     sides,
 )
 from anysize.elastic.skeleton import fill
-from anysize.elastic.slicing import scatter_, take
+from anysize.elastic.slicing import take
 from anysize.errors import MethodError
 from anysize.methods.base import (
     Client,
@@ -78,7 +83,9 @@ from anysize.methods.base import (
     Update,
     checked,
     class_weights,
+    cut,
     inner_weights,
+    paste,
     sub_model,
 )
 from anysize.methods.mean import Index, StreamingMean
@@ -88,6 +95,9 @@ from anysize.rng import generator
 from anysize.wire import Tensors, copies
 
 _SAMPLINGS = ("importance", "uniform", "softmax", "top")
+_MOMENTUM = "momentum."
+_ROUNDING = 1e-5  # of the largest singular value of a weight in single precision
+_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class PriSMState:
         rest: the full network's other tensors.
         draws: how many clients have had each kernel so far, the kernels of a round in the order of their importance.
         rounds: how many rounds are behind.
+        momentum: of the "left" and "right" factors and of the "network"'s other trained tensors, where it is averaged.
     """
 
     left: Tensors
@@ -109,6 +120,12 @@ class PriSMState:
     rest: Tensors
     draws: Tensors
     rounds: int
+    momentum: dict[str, Tensors]
+
+    @property
+    def sides(self) -> dict[str, Tensors]:
+        """The tensors that clients train, under the names of the parts of their network."""
+        return {"left": self.left, "right": self.right, "network": self.rest}
 
 
 @dataclass(frozen=True)
@@ -116,15 +133,11 @@ class Part:
     """A part of the state: kernels of each layer, and which entries of each tensor belong to it."""
 
     kernels: Mapping[str, Tensor]
-    left: Mapping[str, Index]
-    right: Mapping[str, Index]
-    rest: Mapping[str, Index]
+    at: Mapping[str, Mapping[str, Index]]
 
-    def of(self, state: PriSMState) -> tuple[Tensors, Tensors, Tensors]:
-        """Its entries of the left factors, the right ones and the rest."""
-        pairs = ((state.left, self.left), (state.right, self.right), (state.rest, self.rest))
-        left, right, rest = ({name: take(t, at[name]) for name, t in tensors.items()} for tensors, at in pairs)
-        return left, right, rest
+    def of(self, sides: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Its entries of the left factors, the right ones and the rest of the network."""
+        return {side: {n: take(t, self.at[side][n]) for n, t in own.items()} for side, own in sides.items()}
 
 
 @dataclass(frozen=True)
@@ -138,17 +151,21 @@ class PriSM(Method[PriSMState]):
         refresh_every: rounds from one decomposition to the next.
         frobenius: times training.weight_decay, the factor of Eq. (6); 0 is off.
         channels: which output channels a client computes: the "first", the same for all clients of a size (the paper),
-            or some that are "drawn" for each client, so that all are trained.
-        dropped: with `channels = "first"`, what nobody trained is "kept" as it started (the paper) or "zero" in a
-            finished network wider than any client's.
+            some that are "drawn" for each client, so that all are trained, or "all", which saves parameters and
+            multiply-adds, but no activations.
+        dropped: with `channels = "first"`, what no client can train is "kept" as it started (the paper), or "zero" from
+            the start, so that it is neither decomposed nor part of a finished network.
+        momentum: "local" starts at zero in every round; "averaged" is sent up too, averaged as the kernels are and
+            given to the next round's clients, which doubles the bytes.
     """
 
     kappa: float = 2.5
     sampling: Sampling = "importance"
-    channels: Literal["first", "drawn"] = "first"
+    channels: Literal["first", "drawn", "all"] = "first"
     refresh_every: int = 1
     frobenius: float = 1.0
     dropped: Literal["zero", "kept"] = "kept"
+    momentum: Literal["local", "averaged"] = "local"
 
     summary = "random low-rank sub-models of principal kernels; nobody trains the full network (Niu et al. 2023)"
     paper = Tricks(batch_norm="batch", weighting="clients")
@@ -162,14 +179,16 @@ class PriSM(Method[PriSMState]):
             problems.append(f"kappa = {self.kappa}; allowed: 0 (uniform) or more")
         if self.sampling not in _SAMPLINGS:
             problems.append(f"sampling = '{self.sampling}'; allowed: {', '.join(map(repr, _SAMPLINGS))}")
-        if self.channels not in ("first", "drawn"):
-            problems.append(f"channels = '{self.channels}'; allowed: 'first', 'drawn'")
+        if self.channels not in ("first", "drawn", "all"):
+            problems.append(f"channels = '{self.channels}'; allowed: 'first', 'drawn', 'all'")
         if self.refresh_every < 1:
             problems.append(f"refresh_every = {self.refresh_every}; allowed: 1 or more")
         if not 0 <= self.frobenius < math.inf:
             problems.append(f"frobenius = {self.frobenius}; allowed: 0 (off) or more")
         if self.dropped not in ("zero", "kept"):
             problems.append(f"dropped = '{self.dropped}'; allowed: 'zero', 'kept'")
+        if self.momentum not in ("local", "averaged"):
+            problems.append(f"momentum = '{self.momentum}'; allowed: 'local', 'averaged'")
         if problems:
             raise MethodError("prism: " + "; ".join(problems))
 
@@ -178,30 +197,57 @@ class PriSM(Method[PriSMState]):
         return context.sizes if context.largest.width == 1 else (*context.sizes, Size(1.0))
 
     def init(self, context: Context) -> PriSMState:
-        if context.tricks.server_momentum:
-            raise MethodError(
-                "prism: tricks.server_momentum adds steps of kernels that a refresh has replaced since; leave it out"
-            )
+        problems = list(self._context_problems(context))
+        if problems:
+            raise MethodError("prism: " + "; ".join(problems))
         start, names = context.start(), inner_weights(context)
+        if self.channels == "first" and self.dropped == "zero":
+            start = trained_only(context, start)
         left, right, values = _decomposed({name: start[name] for name in names})
         rest = {name: tensor for name, tensor in start.items() if name not in left}
         draws = {name: torch.zeros(len(own), dtype=torch.int64) for name, own in values.items()}
-        return PriSMState(left, right, values, rest, draws, 0)
+        state = PriSMState(left, right, values, rest, draws, 0, {})
+        return replace(state, momentum=no_momentum(context, state)) if self.momentum == "averaged" else state
+
+    def _context_problems(self, context: Context) -> Iterator[str]:
+        if context.tricks.server_momentum:
+            yield "tricks.server_momentum adds steps of kernels that a refresh has replaced since; leave it out"
+        if self.momentum == "averaged":
+            training = context.training
+            if training.optimizer != "sgd" or not training.momentum:
+                yield 'momentum = "averaged" needs training.optimizer = "sgd" and training.momentum above 0'
+            if training.stack > 1:
+                yield f'momentum = "averaged" and training.stack = {training.stack}; leave one of them out'
+            if context.tricks.batch_norm == "local":
+                yield 'momentum = "averaged" and tricks.batch_norm = "local", whose momentum would leave the client'
 
     def extract(self, context: Context, state: PriSMState, client: Client) -> SubModel:
         """Section 3.2.1: kernels drawn for this client, and of them only the channels of its width."""
-        width = client.size.width
+        keep = client.size.width
         if client.task == "train":
-            tensors = self._part(context, state, width, client.round, client.id).of(state)
+            part = self._part(context, state, keep, client.round, client.id)
+            tensors = named(*part.of(state.sides).values()) | carried(part.of(state.momentum))
         else:
-            tensors = self._finished(context, state, width)
-        return sub_model(client, named(*tensors), width=width)
+            tensors = named(*self._finished(context, state, keep).values())
+        return sub_model(client, tensors, width=self._width(keep), keep=keep)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         skeleton = context.skeleton(sub_model.width)
         if sub_model.finished:
             return recomposed_network(skeleton, sub_model.tensors)
-        return factorised_network(skeleton, sub_model.tensors, self.frobenius * context.training.weight_decay)
+        plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_MOMENTUM)}
+        module = factorised_network(skeleton, plain, self.frobenius * context.training.weight_decay)
+        if self.momentum == "averaged":
+            own = {n: t for n, t in sub_model.tensors.items() if n.startswith(_MOMENTUM)}
+            module.momentum = Buffers({name.removeprefix(_MOMENTUM): tensor for name, tensor in own.items()})
+        return module
+
+    def momentum_buffers(self, module: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """With `momentum = "averaged"`, what other clients' momentum was."""
+        if self.momentum == "local":
+            return {}
+        own = dict(module.get_submodule("momentum").named_buffers())
+        return {p: own[key(name)] for name, p in module.named_parameters() if key(name) in own}
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Factors have no weight decay of their own, which would not be a decay of their product."""
@@ -215,35 +261,38 @@ class PriSM(Method[PriSMState]):
 
     def aggregate(self, context: Context, state: PriSMState, updates: Iterable[Update]) -> PriSMState:
         """Eq. (5): the mean of every entry of every kernel over the clients that had it; then the refresh."""
-        left, right = StreamingMean(state.left), StreamingMean(state.right)
-        rest = StreamingMean(state.rest, context.axes.head)
+        means = {side: StreamingMean(own, context.axes.head) for side, own in state.sides.items()}
+        momentum = {side: StreamingMean(own, context.axes.head) for side, own in state.momentum.items()}
         draws = copies(state.draws)
         for update in checked(context, updates):
-            weight, own = update.weight(context.tricks), sides(update.tensors)
+            weight, classes = update.weight(context.tricks), class_weights(context, update)
             # What the client had is derived once more rather than believed.
-            part = self._part(context, state, update.width, int(update.ticket["round"]), int(update.ticket["client"]))
-            left.add(own["left"], weight, part.left)
-            right.add(own["right"], weight, part.right)
-            rest.add(own["network"], weight, part.rest, class_weights(context, update))
+            ticket = update.ticket
+            part = self._part(context, state, float(ticket["keep"]), int(ticket["round"]), int(ticket["client"]))
+            own, buffers = received(update.tensors)
+            for side, mean in means.items():
+                mean.add(own[side], weight, part.at[side], classes)
+            for side, mean in momentum.items():
+                mean.add(buffers[side], weight, part.at[side], classes)
             for name, kernels in part.kernels.items():
                 draws[name][kernels] += 1
         rounds = state.rounds + 1
-        new = (left.result(), right.result())
+        left, right, rest = (means[side].result() for side in ("left", "right", "network"))
+        after = PriSMState(
+            left, right, _values(left, right), rest, draws, rounds, {side: m.result() for side, m in momentum.items()}
+        )
         if rounds % self.refresh_every:
-            new_left, new_right, values = *new, _values(*new)
-        else:
-            # A layer that nobody changed needs no refresh, if its kernels were orthogonal before.
-            orthogonal = state.rounds % self.refresh_every == 0
-            same = _unchanged(state, *new) if orthogonal else set()
-            with stage("svd"):
-                new_left, new_right, values = refreshed(state, *new, same)
-        return PriSMState(new_left, new_right, values, rest.result(), draws, rounds)
+            return after
+        # A layer that nobody changed needs no refresh, if its kernels were orthogonal before.
+        orthogonal = state.rounds % self.refresh_every == 0
+        with stage("svd"):
+            return refreshed(after, state, _unchanged(state, after) if orthogonal else set())
 
     def customize(self, context: Context, state: PriSMState, size: Size) -> nn.Module:
         if not 0 < size.width <= 1:
             raise MethodError(f"prism: width {size.width:g} was asked for; allowed: above 0 and at most 1")
-        left, right, rest = self._finished(context, state, size.width)
-        return fill(context.skeleton(size.width), recomposed(left, right) | rest)
+        own = self._finished(context, state, size.width)
+        return fill(context.skeleton(self._width(size.width)), recomposed(own["left"], own["right"]) | own["network"])
 
     def describe(self, context: Context, state: PriSMState) -> Mapping[str, Tensor]:
         """Per layer how many kernels it needs and has, and of each its value and how many clients a round had it."""
@@ -253,19 +302,22 @@ class PriSM(Method[PriSMState]):
             found[f"kernel_draws/{name}"] = torch.stack([values, state.draws[name] / max(1, state.rounds)])
         return found
 
-    def _part(self, context: Context, state: PriSMState, width: float, round: int, client: int) -> Part:
+    def _part(self, context: Context, state: PriSMState, keep: float, round: int, client: int) -> Part:
         """What a client of a round trains."""
-        kernels = drawn(state, width, generator(context.seed, round, client, "kernels"), self.sampling, self.kappa)
-        kept = context.axes.kept(width)
+        kernels = drawn(state, keep, generator(context.seed, round, client, "kernels"), self.sampling, self.kappa)
+        kept = context.axes.kept(self._width(keep))
         if self.channels == "drawn":
             kept = drawn_channels(context, kept, generator(context.seed, round, client, "channels"))
         return make_part(context, state, kernels, kept)
 
-    def _finished(self, context: Context, state: PriSMState, width: float) -> tuple[Tensors, Tensors, Tensors]:
-        """What the finished network of that width is made of."""
-        if self.channels == "first" and self.dropped == "zero" and width > context.largest.width:
-            state = trained_only(context, state)
-        return top_part(context, state, width).of(state)
+    def _finished(self, context: Context, state: PriSMState, keep: float) -> dict[str, Tensors]:
+        """What the finished network of that size is made of: its most important kernels, at the first channels."""
+        kernels = drawn(state, keep, torch.Generator(), "top", 1.0)
+        return make_part(context, state, kernels, context.axes.kept(self._width(keep))).of(state.sides)
+
+    def _width(self, keep: float) -> float:
+        """The part of the channels that a client with that keep ratio computes."""
+        return 1.0 if self.channels == "all" else keep
 
     def notices(self, context: Context) -> list[str]:
         if inner_weights(context):
@@ -302,46 +354,93 @@ def make_part(context: Context, state: PriSMState, kernels: Mapping[str, Tensor]
     for name, own in kernels.items():
         outputs, inputs, *kernel = context.axes.index(name, kept)
         left[name], right[name] = (outputs, own, *kernel), (own, inputs, *kernel)
-    return Part(kernels, left, right, {name: context.axes.index(name, kept) for name in state.rest})
+    rest = {name: context.axes.index(name, kept) for name in state.rest}
+    return Part(kernels, {"left": left, "right": right, "network": rest})
 
 
-def top_part(context: Context, state: PriSMState, width: float) -> Part:
-    """The finished network of that width: its most important kernels, at the first channels."""
-    kernels = drawn(state, width, torch.Generator(), "top", 1.0)
-    return make_part(context, state, kernels, context.axes.kept(width))
+def trained_only(context: Context, tensors: Mapping[str, Tensor]) -> Tensors:
+    """The full network's tensors with zeros wherever no client computes, if all have the first channels."""
+    width = context.largest.width
+    empty = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    return paste(context, empty, cut(context, tensors, width), width)
 
 
-def trained_only(context: Context, state: PriSMState) -> PriSMState:
-    """The state with zeros wherever no client computes, if all have the first channels of their width."""
-    kernels = {name: torch.arange(len(values)) for name, values in state.values.items()}
-    part = make_part(context, state, kernels, context.axes.kept(context.largest.width))
-    left, right, rest = (
-        {name: _alone(tensor, at[name]) for name, tensor in tensors.items()}
-        for tensors, at in ((state.left, part.left), (state.right, part.right), (state.rest, part.rest))
-    )
-    return replace(state, left=left, right=right, rest=rest)
-
-
-def _alone(tensor: Tensor, index: Index) -> Tensor:
-    """Zeros with the entries at the index."""
-    alone = torch.zeros_like(tensor)
-    scatter_(alone, index, take(tensor, index))
-    return alone
-
-
-def refreshed(
-    state: PriSMState, left: Tensors, right: Tensors, same: Collection[str] = ()
-) -> tuple[Tensors, Tensors, Tensors]:
+def refreshed(after: PriSMState, before: PriSMState, same: Collection[str] = ()) -> PriSMState:
     """The orthogonal space refresh: principal kernels of what the kernels now make; of the `same` layers, the old."""
-    fresh = _decomposed({name: recompose(left[name], right[name]) for name in left if name not in same})
-    before = (state.left, state.right, state.values)
-    new = [{name: (old if name in same else own)[name] for name in left} for own, old in zip(fresh, before)]
-    return new[0], new[1], new[2]
+    weights = {name: recompose(after.left[name], after.right[name]) for name in after.left if name not in same}
+    fresh = _decomposed(weights)
+    left, right, values = (
+        {name: (old if name in same else own)[name] for name in after.left}
+        for own, old in zip(fresh, (before.left, before.right, before.values))
+    )
+    new = replace(after, left=left, right=right, values=values)
+    return replace(new, momentum=turned(after, new, weights)) if after.momentum else new
 
 
-def _unchanged(state: PriSMState, left: Tensors, right: Tensors) -> set[str]:
+def _unchanged(state: PriSMState, after: PriSMState) -> set[str]:
     equal = torch.equal
-    return {name for name in left if equal(left[name], state.left[name]) and equal(right[name], state.right[name])}
+    return {
+        name
+        for name in state.left
+        if equal(state.left[name], after.left[name]) and equal(state.right[name], after.right[name])
+    }
+
+
+# --- momentum ---------------------------------------------------------------------------------------------------
+
+
+class Buffers(nn.Module):
+    """Tensors that are sent with a network and are no parameters of it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+
+def no_momentum(context: Context, state: PriSMState) -> dict[str, Tensors]:
+    """Zeros for everything that clients train."""
+    trained = {name for name, parameter in context.template.named_parameters() if parameter.requires_grad}
+    return {
+        side: {name: torch.zeros_like(tensor) for name, tensor in own.items() if name in trained}
+        for side, own in state.sides.items()
+    }
+
+
+def carried(momentum: Mapping[str, Tensors]) -> Tensors:
+    """Momentum as it travels: in the buffers of a client's network, by the names of its parameters."""
+    if not momentum:
+        return {}
+    tensors = named(momentum["left"], momentum["right"], momentum["network"])
+    return {_MOMENTUM + key(name): tensor for name, tensor in tensors.items()}
+
+
+def received(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
+    """What a client trained, by the parts of its network, and the momentum of each: the inverse of `carried`."""
+    plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTUM)}
+    buffers = {unkey(n.removeprefix(_MOMENTUM)): t for n, t in tensors.items() if n.startswith(_MOMENTUM)}
+    return sides(plain), sides(buffers)
+
+
+def turned(before: PriSMState, after: PriSMState, names: Collection[str]) -> dict[str, Tensors]:
+    """The momentum of the same weights in the kernels after a refresh.
+
+    A gradient G of a weight L R is G R^T in L and L^T G in R. The refresh replaces L and R by L' = L B and R' = A R,
+    where A = S'^-1 L'^T L and B = R R'^T S'^-1, so that G R'^T = (G R^T) A^T, and likewise L'^T G = B^T (L^T G).
+    Directions whose singular value is nothing but rounding have none.
+    """
+    left, right = dict(before.momentum["left"]), dict(before.momentum["right"])
+    for name in names:
+        old_left, old_right, new_left, new_right = (
+            tensors[name].flatten(1).double() for tensors in (before.left, before.right, after.left, after.right)
+        )
+        values = after.values[name].double()
+        inverse = torch.where(values > values.max() * _ROUNDING, 1 / values.clamp_min(_TINY), 0.0)
+        moved = left[name].flatten(1).double() @ (old_left.T @ new_left) * inverse
+        left[name] = moved.reshape(left[name].shape).to(left[name].dtype)
+        moved = inverse[:, None] * (new_right @ old_right.T) @ right[name].flatten(1).double()
+        right[name] = moved.reshape(right[name].shape).to(right[name].dtype)
+    return {**before.momentum, "left": left, "right": right}
 
 
 def _decomposed(weights: Mapping[str, Tensor]) -> tuple[Tensors, Tensors, Tensors]:

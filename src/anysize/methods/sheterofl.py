@@ -18,7 +18,7 @@ gradient at the price of holding all widths' activations at once. Scaling is Het
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -29,10 +29,10 @@ from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, statistics_names, within
 from anysize.errors import MethodError
-from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, nested_parts, sub_model
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step, Tricks
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,9 @@ class SHeteroFL(Method[SHeteroFLState]):
         own = {n: take(t, within(context.axes, n, kept, near)) for n, t in state.statistics[_key(nearest)].items()}
         network = fill(context.skeleton(width), cut(context, state.tensors, width) | own)
         return folded(context.axes, network, width) if self.scaler else network
+
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        return nested_parts(context, ticket)
 
 
 def _trained(context: Context, width: float, task: str) -> list[float]:

@@ -57,11 +57,12 @@ from anysize.methods.base import (
     class_weights,
     first_tensors,
     sub_model,
+    trained_parameters,
 )
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step, Tricks
 from anysize.rng import generator
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,11 @@ class SplitMix(Method[SplitMixState]):
             )
         return mixed([self._network(context, state.bases[str(i)], size.robustness) for i in state.order[:count]])
 
+    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+        base = context.skeleton(self._width(context))
+        count = trained_parameters(Dual(base) if self.dual_norm else base)
+        return {str(i): count for i in (range(self._count(context)) if ticket is None else ticket["bases"])}
+
     def levels(self, context: Context) -> Levels | None:
         return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
 
@@ -240,9 +246,10 @@ class SplitMix(Method[SplitMixState]):
 
     def notices(self, context: Context) -> list[str]:
         notes = []
-        together = self._together(context, 2) if self._count(context) > 1 else ""
-        if isinstance(together, str) and together:
-            notes.append(f"splitmix: a client's bases are trained one after another: {together}")
+        counts = sorted({self._fitting(context, size) for size in context.sizes} - {1})
+        reasons = [self._together(context, count) for count in counts]
+        if reasons and all(isinstance(reason, str) and reason for reason in reasons):
+            notes.append(f"splitmix: a client's bases are trained one after another: {reasons[-1]}")
         kept = context.tricks.batch_norm in ("tracked", "local") or not batch_norms(context.template)
         if self.rescale_layer and kept and self._width(context) < 1:
             notes.append(

@@ -72,7 +72,9 @@ def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Seq
 
     Conv3 and Conv5 of the paper have one and two convolutions in each group. Convolutions have no bias. The paper does
     not say where the image is halved: here after the stem and after each group, the last one rounding up, which
-    gives 28 x 28 images the paper's number of parameters. Weights start as torch's layers do.
+    gives 28 x 28 images the paper's number of parameters. It does not give the start either: convolutions and the
+    hidden layer start as He's, since under torch's default seven layers without a norm leave nearly nothing of a
+    signal, and the network learns nothing for many rounds.
 
     Args:
         input_shape: (C, H, W).
@@ -82,6 +84,8 @@ def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Seq
     channels, *sides = image("elf-cnn", input_shape)
     positive("elf-cnn", blocks=blocks, classes=classes)
     height, width = (-(-(side // 4) // 2) for side in sides)
+    hidden = nn.Linear(64 * height * width, 512)
+    nn.init.kaiming_normal_(hidden.weight, nonlinearity="relu")
     return nn.Sequential(
         OrderedDict(
             stem=_convolved(channels, 32),
@@ -91,7 +95,7 @@ def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Seq
             group2=nn.Sequential(*(_convolved(64, 64) for _ in range(blocks))),
             pool3=nn.MaxPool2d(2, ceil_mode=True),
             flatten=nn.Flatten(),
-            linear=nn.Linear(64 * height * width, 512),
+            linear=hidden,
             relu=nn.ReLU(),
             head=nn.Linear(512, classes),
         )
@@ -99,8 +103,9 @@ def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Seq
 
 
 def _convolved(channels_in: int, channels_out: int) -> nn.Sequential:
-    """A 3x3 convolution and its ReLU."""
+    """A 3x3 convolution that starts as He's, and its ReLU."""
     convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     return nn.Sequential(OrderedDict(conv=convolution, relu=nn.ReLU()))
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from anysize.errors import AnysizeError
-from anysize.report import analysis, figures, page, robustness, tables, widths
+from anysize.report import analysis, coverage, figures, page, robustness, tables, widths
 from anysize.report.record import read, read_events
 
 __all__ = ["read_events", "write"]
@@ -34,10 +34,10 @@ def write(directory: Path) -> Path:
     'report.html'
     """
     record = read(directory)
-    drawn = [*figures.build(record), *widths.build(record), *robustness.build(record), *analysis.build(record)]
-    optional = [robustness.levels(record), tables.groups(record), tables.client_metrics(record)]
-    optional += [tables.missing(record), tables.profile(record)]
-    shown = [tables.sizes(record), *(table for table in optional if table is not None)]
+    drawn = [figure for kind in (figures, widths, robustness, analysis, coverage) for figure in kind.build(record)]
+    kinds = [robustness.levels, tables.groups, coverage.statistics]
+    kinds += [tables.client_metrics, tables.missing, tables.profile]
+    shown = [tables.sizes(record), *(table for kind in kinds if (table := kind(record)) is not None)]
     report = directory / "report.html"
     try:
         (directory / "report").mkdir(exist_ok=True)

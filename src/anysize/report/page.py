@@ -27,6 +27,7 @@ SECTIONS = (
     ("progress", "What it took to get there"),
     ("analysis", "Inside the method"),
     ("groups", "Device groups"),
+    ("coverage", "What clients and domains trained"),
     ("clients", "Clients’ own held-out data"),
     ("missing", "Who was missing, and why"),
     ("partition", "Data on the clients"),

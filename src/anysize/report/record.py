@@ -92,6 +92,7 @@ class Start(Entry):
     higher_is_better: bool = True
     sizes: list[SizeCost] = []
     groups: list[Group] = []
+    parts: dict[str, Number] = {}
     partition: Partition | None = None
     notices: list[str] = []
 
@@ -103,6 +104,8 @@ class Participation(Entry):
     group: str | None = None
     size: str | None = None
     samples: Number | None = None
+    domain: str | None = None
+    parts: list[str] = []
 
 
 class Missing(Entry):
