@@ -454,7 +454,7 @@ def test_what_does_not_fit_is_refused_not_broadcast(tensors: dict[str, Tensor], 
     [
         ({"samples": 0}, "samples = 0"),
         ({"samples": float("nan")}, "samples = nan"),
-        ({"samples": None}, "samples = None"),
+        ({"samples": "many"}, "samples = 'many'"),
         ({"classes": [1, 0]}, "each of the 3 classes"),
         ({"classes": [1, 0, 7]}, "each of the 3 classes"),
     ],
@@ -468,6 +468,19 @@ def test_an_update_with_an_impossible_ticket_is_refused(
     (update,) = answers(context, method, state, [{"width": 0.5, "samples": 1}])
     with pytest.raises(MethodError, match=f"round 1: client 0 sent .*{words}"):
         method.aggregate(context, state, iter([replace(update, ticket=update.ticket | ticket)]))
+
+
+@pytest.mark.parametrize("method", [FedAvg(), HeteroFL(), FLANC()], ids=lambda m: type(m).__name__)
+def test_a_client_may_keep_its_number_of_samples_only_where_nothing_is_weighted_by_it(method: Method[Any]) -> None:
+    context = context_of(method, [0.5, 1.0])
+    state = method.init(context)
+    (update,) = answers(context, method, state, [{"width": 0.5, "samples": 1}])
+    silent = replace(update, ticket=update.ticket | {"samples": None})
+    if context.tricks.weighting == "samples":
+        with pytest.raises(MethodError, match="samples = None"):
+            method.aggregate(context, state, iter([silent]))
+    else:
+        method.aggregate(context, state, iter([silent]))
 
 
 # Tricks
