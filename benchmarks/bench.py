@@ -193,7 +193,7 @@ def evaluation() -> dict[str, Any]:
 
     HeteroFL's batch-norm statistics are estimated on clients before, which is part of its evaluation.
     """
-    return evaluated("flanc") | {"heterofl": evaluated("heterofl")}
+    return {name: evaluated(name) for name in ("heterofl", "flanc")}
 
 
 def evaluated(name: str) -> dict[str, Any]:

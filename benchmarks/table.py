@@ -44,8 +44,8 @@ def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, by_width in results.get("step_ms_by_width", {}).items():
         measured = " / ".join(f"{value:.1f}" for value in by_width.values())
         yield f"a client's step, {name}, at width {' / '.join(by_width)}", f"{measured} ms", "falls with width"
-    if evaluation := results.get("evaluation"):
-        yield "evaluation of all widths, part of a run", f"{evaluation['share_of_run']:.1%}", "under 10 %"
+    for name, found in results.get("evaluation", {}).items():
+        yield f"evaluation of all widths, part of a run, {name}", f"{found['share_of_run']:.1%}", "under 10 %"
     for name, found in results.get("stacking", {}).items():
         yield f"ten small clients stacked, {name}: faster than one by one", _times(found["times_faster"]), ""
 
