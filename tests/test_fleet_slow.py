@@ -114,7 +114,7 @@ def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_
         gone = fleet.rounds("story")[-1]["round"]
         fleet.join("van")
         fleet.wait(lambda: 3 in took_part(fleet.rounds("story")[gone:]), 240, "run")
-        fleet.kill("run", signal.SIGINT)
+        fleet.kill("run", signal.SIGTERM)
         rounds = fleet.rounds("story")
         assert "Failed to initialize the connection" in fleet.log("zz-stranger")
     told = {entry["why"] for r in rounds[1:] for entry in r.get("missing", []) if entry["client"] == 2}
