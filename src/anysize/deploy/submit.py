@@ -39,25 +39,29 @@ def submit(
         on_event: called with every event as it happens.
     """
     address = located(superlink)
-    ended: list[Json] = []
     with Control(address) as control, tempfile.TemporaryDirectory(prefix="anysize-app-") as folder, stoppable():
         app = layout.write_app(Path(folder) / "app")
         values = {"experiment": configs.dumps(config), "resume": resume, "overwrite": overwrite}
         run = control.start(app, values)
-        try:
-            for line in control.lines(run):
-                event = event_in(line)
-                ended += [event] if event is not None and event["event"] in ("done", "error") else []
-                if event is not None:
-                    on_event(event)
-        except BaseException:
-            control.stop(run)
-            raise
+        ended = _followed(control, run, on_event)
         outcome, details = control.outcome(run)
     errors = [event["text"] for event in ended if event["event"] == "error"]
     if errors or outcome != COMPLETED or not ended:
         raise AnysizeError(errors[-1] if errors else f"the run {outcome} on the server: {details or 'it was ended'}")
     return str(ended[-1]["directory"])
+
+
+def _followed(control: Control, run: int, on_event: Callable[[Json], None]) -> list[Json]:
+    """The events that ended a run, all of them told as they come; who stops following stops the run."""
+    ended: list[Json] = []
+    try:
+        for event in filter(None, map(event_in, control.lines(run))):
+            ended += [event] if event["event"] in ("done", "error") else []
+            on_event(event)
+    except BaseException:
+        control.stop(run)
+        raise
+    return ended
 
 
 def located(superlink: str) -> Address:
