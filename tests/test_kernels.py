@@ -93,6 +93,24 @@ def test_the_squared_norm_of_the_product_needs_no_product() -> None:
     assert float(squared_norm(left, right)) == pytest.approx(float(recompose(left, right).square().sum()), rel=1e-5)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_squared_norm_copies_no_factor_in_either_memory_layout(layout: torch.memory_format) -> None:
+    left, right, _ = principal_kernels(numbers(8, 6, 5, 3, 3))
+    right = right.to(memory_format=layout).requires_grad_()
+    held: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        norm = squared_norm(left, right)
+    assert float(norm.detach()) == pytest.approx(float(recompose(left, right).square().sum()), rel=1e-5)
+    as_large = [tensor for tensor in held if tensor.numel() == right.numel()]
+    assert as_large
+    assert {tensor.data_ptr() for tensor in as_large} == {right.data_ptr()}
+
+
 def test_the_rank_of_a_client_is_rounded_up_and_never_zero() -> None:
     assert [rank((64, 64, 3, 3), keep) for keep in (0.2, 0.4, 0.5, 1.0)] == [13, 26, 32, 64]
     assert rank((64, 2, 1), 0.01) == 1

@@ -104,8 +104,14 @@ def squared_norm(left: Tensor, right: Tensor) -> Tensor:
     >>> squared_norm(torch.ones(2, 1), torch.ones(1, 3)).item()
     6.0
     """
-    outer, inner = _left_matrix(left), right.flatten(1)
+    outer, inner = _left_matrix(left), _entries(right)
     return ((outer.T @ outer) * (inner @ inner.T)).sum()
+
+
+def _entries(kernels: Tensor) -> Tensor:
+    """Each kernel's entries as a row, in the order in which they lie in memory: a view in either memory layout."""
+    apart = kernels.dim() == 4 and kernels.is_contiguous(memory_format=torch.channels_last)
+    return (kernels.permute(0, 2, 3, 1) if apart else kernels).flatten(1)
 
 
 def full_rank(shape: Sequence[int], reshape: Reshape = "rows") -> int:
