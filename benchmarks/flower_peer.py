@@ -1,7 +1,9 @@
 """The standard job on Flower's own simulation and on ours, each in a process of its own.
 
-Flower's side is what its users write: a ClientApp that trains with a plain PyTorch loop and a ServerApp that owns the
-rounds. Server mathematics, sub-models, clients and data are the same on both sides; so are two clients at a time.
+Flower's side is what its users write: a ClientApp that trains with a plain PyTorch loop, and a ServerApp that sends a
+round's clients in the order of their ids with `Grid.send_and_receive` and averages the replies. Server mathematics,
+sub-models, clients and data are the same on both sides; so are two clients at a time. Which client goes first, and that
+updates are folded in as they come, is what our engine does for its users, so Flower's side is not given it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,8 +122,9 @@ def _rounds(made: Experiment, one: Callable[[Any, list[Client]], Any]) -> list[f
 
 def _round(grid: Any, nodes: list[int], made: Experiment, state: Any, clients: list[Client]) -> Any:
     """The state after one round on Flower."""
-    ids = list(grid.push_messages(_messages(nodes, made, state, clients)))
-    return made.method.aggregate(made.context, state, _answers(grid, ids))
+    by_id = sorted(clients, key=lambda client: client.id)
+    answers = grid.send_and_receive(list(_messages(nodes, made, state, by_id)))
+    return made.method.aggregate(made.context, state, map(_update, answers))
 
 
 def _messages(nodes: list[int], made: Experiment, state: Any, clients: list[Client]) -> Iterator[Any]:
@@ -136,20 +139,12 @@ def _messages(nodes: list[int], made: Experiment, state: Any, clients: list[Clie
         yield Message(content, dst_node_id=nodes[client.id], message_type=MessageType.TRAIN)
 
 
-def _answers(grid: Any, ids: list[str]) -> Iterable[Update]:
-    """The updates in the order of the messages, each as soon as those before it are there."""
-    came: dict[str, Any] = {}
-    for wanted in ids:
-        while wanted not in came:
-            answers = list(grid.pull_messages([i for i in ids if i not in came]))
-            came |= {answer.metadata.reply_to_message_id: answer for answer in answers}
-            if not answers:
-                time.sleep(_POLL_SECONDS)
-        answer = came[wanted]
-        if answer.has_error():
-            raise RuntimeError(f"a client failed on Flower: {answer.error.reason}")
-        tensors = answer.content["arrays"].to_torch_state_dict()
-        yield Update(dict(tensors), json.loads(answer.content["config"]["ticket"]))
+def _update(answer: Any) -> Update:
+    """What a client sent back."""
+    if answer.has_error():
+        raise RuntimeError(f"a client failed on Flower: {answer.error.reason}")
+    tensors = answer.content["arrays"].to_torch_state_dict()
+    return Update(dict(tensors), json.loads(answer.content["config"]["ticket"]))
 
 
 def _nodes(grid: Any, count: int) -> list[int]:
