@@ -26,7 +26,7 @@ from anysize.elastic.skeleton import tensors_of
 from anysize.engines.inprocess import one_thread
 from anysize.errors import AnysizeError
 from anysize.experiment import Experiment
-from anysize.local import perform
+from anysize.local import built, perform
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.rng import generator
 from anysize.wire import Json, Tensors, copies, dump, flatten, load, restore
@@ -285,17 +285,21 @@ def customised_is_ordinary(trial: Trial) -> str | None:
 
 
 def clients_run_what_is_customised(trial: Trial) -> str | None:
-    """The network that a client is asked to evaluate or to calibrate is the customised one of its size."""
+    """The network that a client is asked to evaluate or to calibrate is the customised one of its size.
+
+    One client is asked about all sizes in turn, so that networks are used again where the method says that they can be.
+    """
     x = torch.rand(4, 1, 8, 8, generator=generator("clients_run_what_is_customised"))
+    context = replace(trial.context.for_client(), built={})
     for size in trial.method.sizes(trial.context):
         message = trial.extract(replace(trial.client(0, size), task="evaluate"))
         message = replace(message, ticket=message.ticket | {"task": "evaluate"})
-        built = trial.method.build(trial.context.for_client(), message).eval()
+        asked = built(context, trial.method, message).eval()
         network = trial.method.customize(trial.context, trial.state, size).eval()
-        if [n.num_features for n in batch_norms(built)] != [n.num_features for n in batch_norms(network)]:
+        if [n.num_features for n in batch_norms(asked)] != [n.num_features for n in batch_norms(network)]:
             return f"size {size.label}: other batch-norm layers than in the customised network"
         with torch.no_grad():
-            problem = _difference({"output": network(x)}, {"output": built(x)}, 1e-4)
+            problem = _difference({"output": network(x)}, {"output": asked(x)}, 1e-4)
         if problem is not None:
             return f"size {size.label}: {problem}"
     return None

@@ -72,18 +72,20 @@ class FedAvg(Method[FedAvgState]):
         return FedAvgState({_key(size.width): first_tensors(context, size.width) for size in self.sizes(context)})
 
     def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
-        networks = [state.networks[_key(width)] for width in self._widths(context)]
-        tensors = {f"{i}.{name}": tensor for i, network in enumerate(networks) for name, tensor in network.items()}
-        return sub_model(client, tensors, width=self._widths(context)[-1])
+        widths = self._widths(context)
+        if client.task != "train":  # one network is asked about, not all
+            widths = [client.size.width if client.size.width in widths else widths[0]]
+        tensors = {
+            f"{self._widths(context).index(width)}.{name}": tensor
+            for width in widths
+            for name, tensor in state.networks[_key(width)].items()
+        }
+        return sub_model(client, tensors, width=widths[-1])
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
+        numbers = sorted({int(name.partition(".")[0]) for name in sub_model.tensors})
         widths = self._widths(context)
-        chosen = dict(enumerate(widths))
-        if sub_model.finished:  # one network is asked about, not all
-            width = next((s.width for s in self.sizes(context) if s.label == sub_model.ticket["size"]), widths[0])
-            chosen = {widths.index(width): width}
-        tensors = {name: t for name, t in sub_model.tensors.items() if int(name.partition(".")[0]) in chosen}
-        return fill(Networks({str(i): context.skeleton(width) for i, width in chosen.items()}), tensors)
+        return fill(Networks({str(i): context.skeleton(widths[i]) for i in numbers}), sub_model.tensors)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """One group a network: they share nothing, not even the norm to which gradients are clipped."""
