@@ -29,6 +29,7 @@ from anysize.evaluation import on_test
 from anysize.local import perform
 from anysize.methods import Client, FedAvg, SplitMix
 from anysize.methods.splitmix import SplitMixState, sampled_bases
+from anysize.models.normalize import normalized
 from anysize.testing import Trial, make_trial
 from anysize.wire import Tensors, flatten
 from test_golden import answers, context_of, network, numbers
@@ -215,6 +216,22 @@ def test_one_pass_trains_what_one_after_another_does(name: str, tricks: dict[str
         torch.testing.assert_close(tensor, updates[1][key], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("dual", [False, True], ids=["single norms", "dual norms"])
+@pytest.mark.parametrize("name", ["conv with batch-norm", "mlp with batch-norm", "residual"])
+def test_one_pass_attacks_and_trains_every_base_as_one_after_another_does(name: str, dual: bool) -> None:
+    tricks = {"adversarial": 0.5, "attack_steps": 3, "batch_norm": "tracked"}
+    updates = []
+    for one_pass in (True, False):
+        torch.manual_seed(0)
+        trial = make_trial(SplitMix(one_pass=one_pass, dual_norm=dual), MODELS[name](), (0.25, 1.0), tricks)
+        built = trial.method.build(trial.context, trial.extract(trial.client(0, Size(1.0))))
+        assert isinstance(built, Grouped) == one_pass
+        updates.append(client_update(trial, 0, 1.0))
+    assert set(updates[0]) == set(updates[1])
+    for key, tensor in updates[0].items():
+        torch.testing.assert_close(tensor, updates[1][key], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["recurrent", "tied", "joined"])
 def test_networks_that_cannot_be_grouped_are_trained_one_after_another_and_say_so(name: str) -> None:
     trial = make_trial(SplitMix(), MODELS[name](), (0.25, 1.0), None)
@@ -285,6 +302,31 @@ def test_a_grouped_network_gives_every_networks_outputs(make: Any) -> None:
     x = torch.rand(5, 1, 8, 8)
     given = fill(whole, stacked([tensors_of(one) for one in networks])).train()(x)
     torch.testing.assert_close(given, torch.cat([one.train()(x) for one in networks]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [convolutional, lambda: perceptron(24, 16, normalised=True), Residual])
+def test_a_grouped_network_may_have_inputs_for_every_network(make: Any) -> None:
+    networks = [normalized(make(), [0.4], [0.3]) for _ in range(3)]
+    whole = grouped(hollow(networks[0]), 3, [torch.zeros(2, 1, 8, 8)], own=True)
+    assert isinstance(whole, Grouped)
+    parts = torch.rand(3, 5, 1, 8, 8)
+    given = fill(whole, stacked([tensors_of(one) for one in networks])).train()(parts.flatten(0, 1))
+    apart = torch.cat([one.train()(x) for one, x in zip(networks, parts)])
+    torch.testing.assert_close(given, apart, rtol=1e-4, atol=1e-5)
+
+
+def test_colours_are_normalised_alike_in_every_network() -> None:
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
+    networks = [normalized(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), mean, std) for _ in range(4)]
+    whole = grouped(hollow(networks[0]), 4, [torch.zeros(2, 3, 5, 5)], own=True)
+    assert isinstance(whole, Grouped)
+    parts = torch.rand(4, 6, 3, 5, 5)
+    given = fill(whole, stacked([tensors_of(one) for one in networks]))(parts.flatten(0, 1))
+    expected = []
+    for one, x in zip(networks, parts.numpy()):
+        plain = (x - np.array(mean, np.float32)[:, None, None]) / np.array(std, np.float32)[:, None, None]
+        expected.append(one.network(torch.from_numpy(plain)))
+    torch.testing.assert_close(given, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
 # The order of bases

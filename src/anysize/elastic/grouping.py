@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from anysize.elastic.skeleton import fill, hollow, named_tensors
 from anysize.errors import ModelError
+from anysize.models.normalize import Normalize
 from anysize.rng import generator
 
 Rule = Callable[[Any, int], nn.Module]
@@ -41,43 +42,48 @@ _FEW = 2  # networks without convolutions that are too few to gain what stacking
 
 
 class Grouped(nn.Module):
-    """Networks of one structure that see the same inputs; gives their outputs one below the other.
+    """Networks of one structure; gives their outputs one below the other.
 
     Attributes:
         network: the layers of all.
         count: how many networks there are.
+        own: whether every network has inputs of its own, which are given one below the other too; otherwise all see
+            the same.
 
     >>> base = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> grouped(hollow(base), 5, [torch.zeros(2, 4)])(torch.zeros(7, 4, device="meta")).shape
     torch.Size([35, 2])
     """
 
-    def __init__(self, network: nn.Module, count: int) -> None:
+    def __init__(self, network: nn.Module, count: int, own: bool = False) -> None:
         super().__init__()
         self.network = network
         self.count = count
+        self.own = own
 
     def forward(self, x: Tensor) -> Tensor:
-        beside: Tensor = self.network(x)  # (samples, count * outputs)
+        given = torch.cat(x.chunk(self.count), 1) if self.own else x  # (samples, count * inputs, ...)
+        beside: Tensor = self.network(given)  # (samples, count * outputs)
         return torch.cat(beside.chunk(self.count, 1))  # (count * samples, outputs)
 
 
-_found: WeakKeyDictionary[nn.Module, dict[int, Grouped | str]] = WeakKeyDictionary()
-_alike: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_found: WeakKeyDictionary[nn.Module, dict[tuple[int, bool], Grouped | str]] = WeakKeyDictionary()
+_alike: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
-def grouped(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | str:
+def grouped(base: nn.Module, count: int, example: Sequence[Tensor], own: bool = False) -> Grouped | str:
     """The structure of `count` networks like `base` in one pass, or why they go apart; made once, copied by `fill`.
 
     Args:
         base: the structure of one.
         count: how many.
         example: an input, of which shapes and types matter.
+        own: whether every network has inputs of its own.
     """
     known = _found.setdefault(base, {})
-    if count not in known:
-        known[count] = _made(base, count, example)
-    return known[count]
+    if (count, own) not in known:
+        known[count, own] = _made(base, count, example, own)
+    return known[count, own]
 
 
 def stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -162,6 +168,23 @@ def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
     return math.prod(x[1:]) <= (_LARGEST_WIDE if weight[0] // count >= _WIDE_LAYER else _LARGEST)
 
 
+class GroupedNormalize(Normalize):
+    """The data's normalisation, alike for all networks; inputs that all share are given once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = len(self.mean)
+        if channels in (1, x.shape[1]):
+            return super().forward(x)
+        return super().forward(torch.unflatten(x, 1, (-1, channels))).flatten(1, 2)
+
+
+@rule(Normalize)
+def _normalize(layer: Normalize, count: int) -> nn.Module:
+    alike = copy.deepcopy(layer)
+    alike.__class__ = GroupedNormalize
+    return alike
+
+
 @rule(nn.Linear)
 def _linear(layer: nn.Linear, count: int) -> nn.Module:
     return GroupedLinear(layer, count)
@@ -221,14 +244,15 @@ def _widened(layer: nn.Module, count: int) -> nn.Module:
 # --- networks -----------------------------------------------------------------------------------------------
 
 
-def _made(base: nn.Module, count: int, example: Sequence[Tensor]) -> Grouped | str:
-    made = beside(base, count)
+def _made(base: nn.Module, count: int, example: Sequence[Tensor], own: bool) -> Grouped | str:
+    made = beside(base, count, own)
     if isinstance(made, str):
         return made
-    if base not in _alike:
-        two = beside(base, 2)
-        _alike[base] = isinstance(two, Grouped) and _agrees(base, two, example)
-    if not _alike[base]:
+    alike = _alike.setdefault(base, {})
+    if own not in alike:
+        two = beside(base, 2, own)
+        alike[own] = isinstance(two, Grouped) and _agrees(base, two, example)
+    if not alike[own]:
         return "what it does to its channels is not done to each alone"
     return _slower(made, example) or made
 
@@ -250,13 +274,13 @@ def _slower(made: Grouped, example: Sequence[Tensor]) -> str:
     for layer in convolutions:
         layer.register_forward_pre_hook(note)
     with torch.no_grad():
-        trial(torch.empty((2, *example[0].shape[1:]), device="meta"))
+        trial(torch.empty((2 * made.count if made.own else 2, *example[0].shape[1:]), device="meta"))
     if all(pays(weight, x, made.count) for weight, x in shapes):
         return ""
     return f"{made.count} networks' convolutions are over images too large to gain by one pass"
 
 
-def beside(base: nn.Module, count: int) -> Grouped | str:
+def beside(base: nn.Module, count: int, own: bool = False) -> Grouped | str:
     """The structure of `count` networks like `base` in one pass, faster or not, or which layer has no rule for it."""
     names = [name for name, _ in base.named_parameters(remove_duplicate=False)]
     if len(names) != len(list(base.parameters())):
@@ -272,7 +296,7 @@ def beside(base: nn.Module, count: int) -> Grouped | str:
             setattr(network.get_submodule(owner), leaf, wide)
         elif wide is not layer:
             network = wide
-    return Grouped(network, count)
+    return Grouped(network, count, own)
 
 
 def _wide_layer(layer: nn.Module, count: int) -> nn.Module:
@@ -291,12 +315,13 @@ def _agrees(base: nn.Module, made: Grouped, example: Sequence[Tensor]) -> bool:
     random = generator("grouping")
     if len(example) != 1 or not example[0].is_floating_point():
         return False
-    x = torch.rand((3, *example[0].shape[1:]), generator=random)
+    each = torch.rand((3 * made.count, *example[0].shape[1:]), generator=random).chunk(made.count)
+    given = each if made.own else each[:1] * made.count
     tensors = [{name: _random(tensor, random) for name, tensor in named_tensors(base)} for _ in range(made.count)]
     with torch.no_grad():
-        apart = [fill(base, own).train()(x) for own in tensors]
+        apart = [fill(base, weights).train()(x) for weights, x in zip(tensors, given)]
         try:
-            together = fill(made, stacked(tensors)).train()(x)
+            together = fill(made, stacked(tensors)).train()(torch.cat(given) if made.own else given[0])
         except Exception:  # a forward of the user's that minds other shapes may raise anything
             return False
     expected = torch.cat(apart)

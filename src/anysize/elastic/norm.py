@@ -22,6 +22,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from anysize.elastic.basis import key, unkey
+from anysize.elastic.grouping import Grouped
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -205,7 +206,9 @@ class _Noisy(nn.Module):
 
 
 def noisy(module: nn.Module) -> nn.Module:
-    """What noised inputs go through: a dual network's noised branch, any other network itself."""
+    """What noised inputs go through: a dual network's noised branch, of several in one pass each one's, else itself."""
+    if isinstance(module, Grouped):
+        return Grouped(noisy(module.network), module.count, module.own)
     return module.noisy() if isinstance(module, Dual) else module
 
 

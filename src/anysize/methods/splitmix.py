@@ -35,6 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ class SplitMix(Method[SplitMixState]):
         return sub_model(client, tensors, width=client.size.width, bases=chosen)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        chosen, base = sub_model.ticket["bases"], context.skeleton(self._width(context))
+        chosen = sub_model.ticket["bases"]
         parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
         if sub_model.finished:
             return Networks({name: self._network(context, own, None) for name, own in parts.items()})
@@ -164,9 +165,10 @@ class SplitMix(Method[SplitMixState]):
         if isinstance(together, Grouped):
             module = fill(together, stacked(list(parts.values())))
         else:
-            structure = Dual(base) if self.dual_norm else base
+            structure = self._structure(context)
             module = Networks({name: fill(structure, own) for name, own in parts.items()})
         if self.rescale_layer and self._width(context) < 1:
+            base = context.skeleton(self._width(context))
             within = "network." if self.dual_norm else ""
             names = [f"{within}{name}" for name, _ in narrowed_layers(context.axes, base, before_norms=True)]
             for layer in (network.get_submodule(name) for network in module.children() for name in names):
@@ -179,10 +181,11 @@ class SplitMix(Method[SplitMixState]):
         return [ParameterGroup(parameters) for parameters in networks if parameters]
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """Algorithm 3: the sum of the bases' losses, whose gradients do not meet."""
+        """Algorithm 3: the sum of the bases' losses, whose gradients do not meet; under attack, each base's own."""
         if isinstance(module, Grouped):
+            x = torch.cat([batch.x] * module.count) if module.own else batch.x
             # A loss is a mean over samples, here those of all bases.
-            return module.count * step.objective(module, Batch(batch.x, torch.cat([batch.y] * module.count)))
+            return module.count * step.objective(module, Batch(x, torch.cat([batch.y] * module.count)))
         losses = [step.objective(network, batch) for network in module.children()]
         return sum(losses[1:], start=losses[0])
 
@@ -219,8 +222,7 @@ class SplitMix(Method[SplitMixState]):
         return mixed([self._network(context, state.bases[str(i)], size.robustness) for i in state.order[:count]])
 
     def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
-        base = context.skeleton(self._width(context))
-        count = trained_parameters(Dual(base) if self.dual_norm else base)
+        count = trained_parameters(self._structure(context))
         return {str(i): count for i in (range(self._count(context)) if ticket is None else ticket["bases"])}
 
     def levels(self, context: Context) -> Levels | None:
@@ -260,12 +262,17 @@ class SplitMix(Method[SplitMixState]):
 
     def _network(self, context: Context, tensors: Mapping[str, Tensor], level: float | None) -> nn.Module:
         """A base as an ordinary network, by Eq. (2) at a level of robustness where it has two batch-norms for one."""
+        network = fill(self._structure(context), tensors)
+        return mixed_norms(network, level or 0.0) if isinstance(network, Dual) else network
+
+    def _structure(self, context: Context) -> nn.Module:
+        """What a client trains of a base: the network, with every batch-norm twice if asked."""
         base = context.skeleton(self._width(context))
         if not self.dual_norm:
-            return fill(base, tensors)
-        dual = fill(Dual(base), tensors)
-        assert isinstance(dual, Dual)
-        return mixed_norms(dual, level or 0.0)
+            return base
+        if base not in _duals:
+            _duals[base] = Dual(base)
+        return _duals[base]
 
     def _check_dual(self, context: Context) -> None:
         tricks = context.tricks
@@ -308,10 +315,16 @@ class SplitMix(Method[SplitMixState]):
         looks = _looking_at_bases(context.tricks)
         if looks:
             return f"tricks.{looks[0]} looks at each base alone"
-        return grouped(context.skeleton(self._width(context)), count, context.axes.found.example)
+        own_inputs = context.tricks.adversarial > 0  # what raises a base's loss is the base's own
+        return grouped(self._structure(context), count, context.axes.found.example, own_inputs)
 
 
-_HARMLESS = {"masked_loss", "classwise_head", "batch_norm", "weighting", "rescaled_init", "proximal", "server_momentum"}
+_duals: WeakKeyDictionary[nn.Module, Dual] = WeakKeyDictionary()
+
+_HARMLESS = {
+    "masked_loss", "classwise_head", "batch_norm", "weighting", "rescaled_init", "proximal", "server_momentum",
+    "adversarial", "attack_epsilon", "attack_step", "attack_steps",
+}  # fmt: skip
 """Tricks that treat every entry, or every sample, alike; any other may not be the same over bases side by side."""
 
 
