@@ -17,6 +17,39 @@ from anysize.deploy.children import environment, free_port
 
 Json = dict[str, Any]
 
+DEVICES = {"board": 0.5, "cam": 0.25, "phone": 0.75, "van": 1.0}
+
+_EXPERIMENT = """
+name = "fleet"
+rounds = {rounds}
+evaluate_every = {rounds}
+[data]
+name = "devices"
+validation = 0.2
+[model]
+name = "small-cnn"
+input = [1, 8, 8]
+options = {{ channels = [8, 16] }}
+[task]
+classes = 10
+[method]
+name = "heterofl"
+[tricks]
+batch_norm = "local"
+classwise_head = false
+[training]
+learning_rate = 0.05
+[engine]
+name = "flower"
+min_clients = {min_clients}
+round_timeout = {round_timeout}
+"""
+
+
+def experiment(rounds: int, min_clients: int, round_timeout: float = 60.0) -> str:
+    """An experiment file for a fleet whose devices have the data."""
+    return _EXPERIMENT.format(rounds=rounds, min_clients=min_clients, round_timeout=round_timeout)
+
 
 class Loopback:
     """A fleet's folder, its server and its devices; a context manager that ends them all."""

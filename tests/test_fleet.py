@@ -44,38 +44,14 @@ example = importlib.import_module("anysize.deploy.example")
 introduction = importlib.import_module("anysize.deploy.introduction")
 layout = importlib.import_module("anysize.deploy.layout")
 link = importlib.import_module("anysize.deploy.link")
+loopback = importlib.import_module("loopback")
 messages = importlib.import_module("anysize.engines.messages")
 roster = importlib.import_module("anysize.deploy.roster")
 submit = importlib.import_module("anysize.deploy.submit")
 superlink = importlib.import_module("anysize.deploy.superlink")
 
-NAMES = {"cam": 0.25, "board": 0.5, "phone": 0.75, "van": 1.0}
-
-EXPERIMENT = """
-name = "fleet"
-rounds = 2
-evaluate_every = 2
-[data]
-name = "devices"
-validation = 0.2
-[model]
-name = "small-cnn"
-input = [1, 8, 8]
-options = { channels = [8, 16] }
-[task]
-classes = 10
-[method]
-name = "heterofl"
-[tricks]
-batch_norm = "local"
-classwise_head = false
-[training]
-learning_rate = 0.05
-batch_size = 32
-[engine]
-name = "flower"
-min_clients = 1
-"""
+NAMES = loopback.DEVICES
+EXPERIMENT = loopback.experiment(rounds=2, min_clients=1)
 
 
 @pytest.fixture(autouse=True)

@@ -24,33 +24,7 @@ certificates = importlib.import_module("anysize.deploy.certificates")
 
 pytestmark = pytest.mark.slow
 
-NAMES = {"board": 0.5, "cam": 0.25, "phone": 0.75, "van": 1.0}
-
-EXPERIMENT = """
-name = "story"
-rounds = 5
-evaluate_every = 5
-[data]
-name = "devices"
-validation = 0.2
-[model]
-name = "small-cnn"
-input = [1, 8, 8]
-options = { channels = [8, 16] }
-[task]
-classes = 10
-[method]
-name = "heterofl"
-[tricks]
-batch_norm = "local"
-classwise_head = false
-[training]
-learning_rate = 0.05
-[engine]
-name = "flower"
-min_clients = 4
-round_timeout = 60.0
-"""
+NAMES = loopback.DEVICES
 
 HOSTILE = """
 from anysize.deploy import client, example
@@ -76,7 +50,7 @@ def load(device, devices):
 
 def test_a_server_killed_in_a_round_goes_on_and_ends_in_the_bits_of_an_unbroken_run(tmp_path: Path) -> None:
     home = tmp_path / "fleet"
-    with loopback.Loopback(home, EXPERIMENT, NAMES) as fleet:
+    with loopback.Loopback(home, loopback.experiment(rounds=5, min_clients=4), NAMES) as fleet:
         fleet.serve()
         fleet.join()
         fleet.run()
@@ -101,8 +75,8 @@ def test_a_server_killed_in_a_round_goes_on_and_ends_in_the_bits_of_an_unbroken_
 
 def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_path: Path) -> None:
     home = tmp_path / "fleet"
-    text = EXPERIMENT.replace("min_clients = 4", "min_clients = 2").replace("_timeout = 60.0", "_timeout = 15.0")
-    with loopback.Loopback(home, text.replace("rounds = 5", "rounds = 60"), NAMES) as fleet:
+    text = loopback.experiment(rounds=60, min_clients=2, round_timeout=15.0)
+    with loopback.Loopback(home, text, NAMES) as fleet:
         poison(home / "devices" / "phone")
         fleet.serve()
         layout.extend(home, layout.named(["zz-stranger=1.0"]), None)  # the server does not know its key
