@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import small
+from anysize import cli
 from anysize.engines import crew as crews
 from anysize.engines.crew import Crew
 from anysize.engines.inprocess import InProcess
@@ -68,15 +70,15 @@ anysize.cli.main()
 
 @pytest.mark.parametrize("command", [["run"], ["compare", "--methods", "fedavg"]])
 def test_the_command_line_starts_the_workers_before_it_loads_pytorch(tmp_path: Path, command: list[str]) -> None:
-    file = small.file(tmp_path)
-    program = [sys.executable, "-c", _EARLY, *command, str(file), "--set", "engine.workers=3"]
+    file = small.file(tmp_path, engine={"name": "processes", "workers": 3})
+    program = [sys.executable, "-c", _EARLY, *command, str(file), "--out", str(tmp_path / "run")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert "Seen: 3 workers, torch False" in done.stderr
 
-    def said(engine: str) -> str:
-        asked = [*program, "--set", f"engine.name={engine}", "--set", "rounds=1", "--out", str(tmp_path / engine)]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=120).stderr
 
-    assert "Seen: 3 workers, torch False" in said("processes")
-    assert "Seen" not in said("inprocess")
+def test_the_command_line_starts_no_workers_for_an_experiment_that_has_none() -> None:
+    assert isinstance(cli._crew(small.config(engine={"name": "inprocess", "workers": 3})), nullcontext)
+    assert isinstance(cli._crew(small.config(engine={"name": "flower", "workers": 3})), nullcontext)
 
 
 @linux
@@ -86,6 +88,7 @@ def test_one_process_forks_all_workers_and_goes_on_forking_for_the_next_run() ->
         nursery = {parent(pid) for pid in first}
         assert len(nursery) == 1
         assert os.getpid() not in nursery
+        assert os.getsid(0) not in map(os.getsid, [*first, *nursery])  # so that Ctrl-C is the server's alone
         crew.dismiss()
         assert not any(map(runs, first))
         crew.summon()

@@ -29,12 +29,12 @@ def main(handle: str, address: str) -> None:
     key = os.environ.pop(KEY)
     load()
     gc.freeze()  # the collector would write into every object, and the workers would no longer share its memory
-    alone = len(os.listdir("/proc/self/task")) == 1
+    alone = _has_one_thread()
     if not becomes_worker(Connection(int(handle))):
         return
     if alone:
         work(address, bytes.fromhex(key))
-    else:  # some library has started a thread: load it anew
+    else:  # some library has started a thread: load everything anew
         command = [sys.executable, "-m", "anysize.engines.worker", address]
         os.execve(command[0], command, os.environ | {KEY: key})
 
@@ -76,6 +76,14 @@ def _ended(children: set[int], options: int) -> Iterator[tuple[int, int]]:
         ended, status = os.waitpid(child, options)
         if ended:
             yield child, os.waitstatus_to_exitcode(status)
+
+
+def _has_one_thread() -> bool:
+    """Whether this process is known to have no thread but this one, of Python or of a library."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def _tidy() -> None:
