@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from benchmarks.bench import plain_training, round_clients, standard_job
 
+from anysize.engines.crew import Crew
 from anysize.engines.memory import hold_memory
-from anysize.engines.processes import Crew, Processes
+from anysize.engines.processes import Processes
 from anysize.experiment import Experiment
 from anysize.methods.base import Client, SubModel, Update
 from anysize.round import run_round
@@ -36,7 +37,7 @@ _RATE = 0.05
 _ROOT = Path(__file__).parents[1]
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _POLL_SECONDS = 0.01
-_QUICK = "from anysize.start import without_compiler; without_compiler(); "  # as the command line does
+_START = "from anysize.start import without_compiler; without_compiler(); from anysize.engines.crew import Crew"
 
 
 def against_flower() -> dict[str, Any]:
@@ -80,11 +81,11 @@ def on_flower(method: str) -> None:
     print(json.dumps(seconds))
 
 
-def on_processes(method: str) -> None:
-    """Runs the standard job on our worker processes, started as `anysize run` does, and prints seconds as JSON."""
+def on_processes(method: str, crew: Crew) -> None:
+    """Runs the standard job on our worker processes and prints each round's seconds as JSON."""
     hold_memory()
     torch.set_num_threads(1)
-    with Crew(WORKERS) as crew, Processes(made := standard_job(method), {}, crew=crew) as engine:
+    with crew, Processes(made := standard_job(method), {}, crew=crew) as engine:
         seconds = _rounds(
             made, lambda state, clients: run_round(made.context, made.method, state, clients, engine, _RATE)[0]
         )
@@ -156,8 +157,9 @@ def _nodes(grid: Any, count: int) -> list[int]:
 
 def _measured(function: str, method: str) -> dict[str, float]:
     """What a new process measured: seconds of a round without the first, and of the whole process."""
-    start = _QUICK if function == "on_processes" else ""
-    program = f"{start}from benchmarks.flower_peer import {function}; {function}({method!r})"
+    program = f"from benchmarks.flower_peer import {function}; {function}({method!r})"
+    if function == "on_processes":  # workers first, then PyTorch, as `anysize run` does
+        program = f"{_START}; crew = Crew({WORKERS}); {program.removesuffix(')')}, crew)"
     command = [sys.executable, "-c", program]
     began = time.perf_counter()
     done = subprocess.run(command, cwd=_ROOT, env=os.environ | _QUIET, capture_output=True, text=True)

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +26,9 @@ from anysize.errors import AnysizeError
 from anysize.start import without_compiler
 
 if TYPE_CHECKING:
+    from anysize.config import ExperimentConfig
     from anysize.devices import Budget
+    from anysize.engines.crew import Crew
     from anysize.experiment import Experiment
     from anysize.run import Run
 
@@ -116,15 +119,18 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on one experiment; finished runs are kept, stopped ones go on."""
-    from anysize.comparison import CSV, JSON
-    from anysize.comparison import compare as compare_methods
     from anysize.config import load
 
     numbers = [_whole("--seeds", text) for text in _items(seeds)]
     config = load(file, set_ or [])
-    with _progress() as progress:
-        watch = _WatchAll(progress, config.rounds)
-        made = compare_methods(config, _items(methods), seeds=numbers, out=out_, overwrite=overwrite, on_event=watch)
+    options: dict[str, Any] = {"seeds": numbers, "out": out_, "overwrite": overwrite}
+    with _crew(config) as crew:
+        from anysize.comparison import CSV, JSON
+        from anysize.comparison import compare as compare_methods
+
+        with _progress() as progress:
+            watch = _WatchAll(progress, config.rounds)
+            made = compare_methods(config, _items(methods), on_event=watch, crew=crew, **options)
     if as_json:
         _print_json(made.to_json())
         return
@@ -453,19 +459,31 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     return Experiment.from_config(load(file, overrides))
 
 
+def _crew(config: ExperimentConfig) -> AbstractContextManager[Crew | None]:
+    """The worker processes of an experiment that has such: started now, they load PyTorch while this process does."""
+    from anysize.engines.crew import Crew
+
+    return Crew(config.engine.workers) if config.engine.name == "processes" else nullcontext()
+
+
 def _run(
     file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool, profile: bool = False
 ) -> Run:
-    import anysize as az
-    from anysize.report import write
-    from anysize.report.tables import times
+    from anysize.config import load
 
-    experiment = _experiment(file, overrides)
-    began = time.perf_counter()
-    with _progress() as progress:
-        watch = _Watch(progress, experiment.config.rounds)
-        made = az.run(experiment, out=directory, resume=resume, overwrite=overwrite, profile=profile, on_event=watch)
-    seconds = time.perf_counter() - began
+    config = load(file, overrides)
+    with _crew(config) as crew:
+        import anysize as az
+        from anysize.report import write
+        from anysize.report.tables import times
+
+        experiment = az.Experiment.from_config(config)
+        began = time.perf_counter()
+        options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "profile": profile, "crew": crew}
+        with _progress() as progress:
+            watch = _Watch(progress, config.rounds)
+            made = az.run(experiment, out=directory, on_event=watch, **options)
+        seconds = time.perf_counter() - began
     _print_summary(made)
     _say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")
     _say(f"the report: {write(made.directory)}")

@@ -22,6 +22,7 @@ from anysize import config as configs
 from anysize import directory as directories
 from anysize.config import ExperimentConfig, MethodConfig
 from anysize.cost import Cost
+from anysize.engines.crew import Crew
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment import Experiment
 from anysize.methods import make
@@ -122,6 +123,7 @@ def compare(
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     on_event: OnRunEvent = lambda name, event: None,
+    crew: Crew | None = None,
 ) -> Comparison:
     """Runs every method with every seed, each in its own folder, and gives the table.
 
@@ -136,6 +138,7 @@ def compare(
         overrides: "key=value" changes to the file.
         overwrite: run everything anew instead.
         on_event: called with a run's folder name and each of its events.
+        crew: worker processes that have been started already, for all runs; see `run`.
     """
     base = source if isinstance(source, ExperimentConfig) else configs.load(source, overrides)
     chosen = tuple(seeds) or (base.seed,)
@@ -150,7 +153,7 @@ def compare(
             shares_data = first is not None and first.config.seed == seed
             experiment = first.with_config(config) if first and shares_data else Experiment.from_config(config)
             first = first if shares_data else experiment
-            found.setdefault(method, []).append(_finished(experiment, folder / config.name, overwrite, on_event))
+            found.setdefault(method, []).append(_finished(experiment, folder / config.name, overwrite, on_event, crew))
     made = tabulate(found, chosen, folder)
     directories.write_text(folder / JSON, json.dumps(made.to_json(), indent=1) + "\n")
     directories.write_text(folder / CSV, made.to_csv())
@@ -205,7 +208,7 @@ def _final(made: Run, metric: str) -> dict[str, float]:
     return dict(last[metric])
 
 
-def _finished(experiment: Experiment, directory: Path, overwrite: bool, on_event: OnRunEvent) -> Run:
+def _finished(experiment: Experiment, directory: Path, overwrite: bool, on_event: OnRunEvent, crew: Crew | None) -> Run:
     """The run in a directory, brought to its end if it is not there yet."""
     begun = directories.holds_run(directory) and not overwrite
     if begun and _is_over(experiment.config, directory):
@@ -218,7 +221,7 @@ def _finished(experiment: Experiment, directory: Path, overwrite: bool, on_event
             f"--overwrite. The differences:\n  {listed}"
         )
     watch = partial(on_event, directory.name)
-    return run(experiment, out=directory, resume=begun, overwrite=overwrite, on_event=watch)
+    return run(experiment, out=directory, resume=begun, overwrite=overwrite, on_event=watch, crew=crew)
 
 
 def _fixed_differences(config: ExperimentConfig, directory: Path) -> list[str]:

@@ -29,9 +29,10 @@ from anysize.devices import Budget, Fleet, round_seconds
 from anysize.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.base import Absence, Engine
+from anysize.engines.crew import Crew
 from anysize.engines.inprocess import InProcess, one_thread
 from anysize.engines.memory import hold_memory
-from anysize.engines.processes import Crew, Processes, obstacle
+from anysize.engines.processes import Processes, obstacle
 from anysize.engines.stacked import Stacked
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, unknown
 from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
@@ -66,6 +67,7 @@ def run(
     profile: bool = False,
     on_event: OnEvent = lambda event: None,
     engine: MakeEngine | None = None,
+    crew: Crew | None = None,
 ) -> Run:
     """Runs an experiment to its end and gives the finished run.
 
@@ -78,13 +80,14 @@ def run(
         profile: note in every round's event where its time went; see `anysize.profiling`.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
         engine: makes the engine, in place of the one that the experiment names: a fleet of real devices.
+        crew: worker processes that have been started already, for the engine that has such; it is left for other runs.
     """
     experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
     clock = Clock() if profile else None
     with one_thread(), measuring(clock):  # the number of threads changes last bits, on the server as on a client
-        _Runner(experiment, directory, on_event, clock, engine).go(resume=resume, overwrite=overwrite)
+        _Runner(experiment, directory, on_event, clock, engine, crew).go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 
 
@@ -352,6 +355,7 @@ class _Runner:
         on_event: OnEvent,
         clock: Clock | None = None,
         make_engine: MakeEngine | None = None,
+        crew: Crew | None = None,
     ) -> None:
         self._experiment = experiment
         self._make_engine = make_engine
@@ -361,7 +365,7 @@ class _Runner:
         self._costs: dict[str, Cost] = {}
         self._metrics: list[str] = []
         self._saved = 0  # the round of the checkpoint in the directory
-        self._crew: Crew | None = None
+        self._crew = crew
         self._void = 0  # rounds in a row with too few answers
 
     def go(self, *, resume: bool, overwrite: bool) -> None:
@@ -369,7 +373,7 @@ class _Runner:
         config = self._experiment.config
         with self._experiment.blamed("before the first round"), ExitStack() as stack:
             self._check(resume, overwrite)
-            self._crew = stack.enter_context(Crew(config.engine.workers)) if self._wants_crew() else None
+            self._crew = self._summoned(stack) if self._wants_crew() else None
             fresh = self._tried()
             directories.make(self._directory)
             stack.enter_context(directories.locked(self._directory))
@@ -394,9 +398,15 @@ class _Runner:
             directories.check_free(self._directory, overwrite)
 
     def _wants_crew(self) -> bool:
-        """Whether worker processes will be needed, which then start while the rest is prepared."""
+        """Whether worker processes will be needed."""
         ours = self._make_engine is None and self._experiment.config.engine.name == "processes"
         return ours and obstacle(self._experiment) is None
+
+    def _summoned(self, stack: ExitStack) -> Crew:
+        """Worker processes, which start while the rest is prepared; new ones end with the stack."""
+        crew = self._crew or stack.enter_context(Crew(self._experiment.config.engine.workers))
+        crew.summon()
+        return crew
 
     def _tried(self) -> Any:
         """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""

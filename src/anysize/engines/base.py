@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 from anysize.devices import Fleet
 from anysize.exams import Examination
@@ -70,7 +71,7 @@ class Engine(ABC):
     def close(self) -> None:  # noqa: B027 - an engine without workers has nothing to stop
         """Stops whatever the engine started."""
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -9,16 +9,12 @@ with its clients. The exams of an evaluation go the same way; the state that the
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +25,7 @@ from anysize import errors
 from anysize.data import Part, TensorPart
 from anysize.engines import shared
 from anysize.engines.base import Engine
-from anysize.engines.worker import KEY
+from anysize.engines.crew import Crew, Process
 from anysize.errors import AnysizeError
 from anysize.exams import Exam, Examination
 from anysize.methods.base import SubModel, Update
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
     from anysize.experiment import Experiment
 
 _ATTEMPTS = 3  # workers that may die over one client
-_START_SECONDS = 120
 _SPARE = 1 << 16  # bytes in a slot beside twice the sub-model
 
 
@@ -49,7 +44,7 @@ _SPARE = 1 << 16  # bytes in a slot beside twice the sub-model
 class _Worker:
     """A process and the task it has in hand."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     connection: Connection[bytes, bytes]
     task: _Task | None = None
 
@@ -86,55 +81,6 @@ class _Flow:
     exhausted: bool = False
 
 
-class Crew:
-    """Worker processes that load what they need while the server still prepares what it will tell them.
-
-    Args:
-        count: how many; by default one per core.
-    """
-
-    def __init__(self, count: int | None = None) -> None:
-        self._key = secrets.token_bytes(32)
-        self.listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for _ in range(count or os.cpu_count() or 1):
-                self.processes.append(self._spawn())
-        except BaseException:
-            self.close()
-            raise
-
-    def replacement(self, ended: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """A new process in the place of one that has ended."""
-        self.processes[self.processes.index(ended)] = fresh = self._spawn()
-        return fresh
-
-    def close(self) -> None:
-        """Ends the processes at once: a worker holds nothing that is not the server's."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-        self.processes = []
-        self.listener.close()
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        return subprocess.Popen(
-            [sys.executable, "-m", "anysize.engines.worker", json.dumps(self.listener.address)],
-            env=os.environ | one | {KEY: self._key.hex()},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the server's to handle; workers end with the connection
-        )
-
-
 class Processes(Engine):
     """Runs clients in worker processes.
 
@@ -142,7 +88,7 @@ class Processes(Engine):
         experiment: one that other processes can be told about (see `obstacle`).
         kept: what stayed with each client, by its id.
         workers: how many; by default one per core.
-        crew: the processes, if they have been started already.
+        crew: the processes, if they have been started already; whoever started them closes it.
     """
 
     def __init__(
@@ -153,9 +99,10 @@ class Processes(Engine):
         crew: Crew | None = None,
     ) -> None:
         self._kept = kept
+        self._owns_crew = crew is None
         self._crew = crew or Crew(workers)
         self._workers: list[_Worker] = []
-        count = len(self._crew.processes)
+        count = self._crew.count
         self._slots: list[_Slot | None] = [None] * (2 * count)
         self._names = 0
         self._free = deque(range(2 * count))
@@ -164,7 +111,8 @@ class Processes(Engine):
             self._test = _testable(experiment)
             self._batch_size = experiment.config.evaluation.batch_size
             self._hello = json.dumps(described(experiment, self._home.path)).encode()
-            self._workers = self._greet(self._crew.processes)
+            self._crew.summon()
+            self._workers = self._greeted(count)
         except BaseException:
             self.close()
             raise
@@ -209,7 +157,10 @@ class Processes(Engine):
         for worker in self._workers:
             worker.connection.close()
         self._workers = []
-        self._crew.close()
+        if self._owns_crew:
+            self._crew.close()
+        else:
+            self._crew.dismiss()
         self._slots = []
         self._home.cleanup()
 
@@ -316,18 +267,17 @@ class Processes(Engine):
                 f"{_ATTEMPTS} workers ended with code {code} over {task.name}; is there enough memory? "
                 'engine.name = "inprocess" shows its error'
             )
-        fresh = self._greet([self._crew.replacement(worker.process)])[0]
+        self._crew.replace(worker.process)
+        fresh = self._greeted(1)[0]
         worker.process, worker.connection, worker.task = fresh.process, fresh.connection, None
         flow.again.append(task)
 
-    def _greet(self, processes: list[subprocess.Popen[bytes]]) -> list[_Worker]:
-        """Connects the processes and tells them of the experiment; they start up side by side."""
-        by_pid = {process.pid: process for process in processes}
+    def _greeted(self, count: int) -> list[_Worker]:
+        """The workers that come next, told of the experiment; they start up side by side."""
         workers = []
-        for _ in processes:
-            connection = _accept(self._crew.listener, processes)
-            workers.append(_Worker(by_pid[int(connection.recv_bytes())], connection))
-            connection.send_bytes(self._hello)
+        for _ in range(count):
+            workers.append(_Worker(*self._crew.arrived()))
+            workers[-1].connection.send_bytes(self._hello)
         for worker in workers:
             try:
                 answer = json.loads(worker.connection.recv_bytes())
@@ -398,33 +348,9 @@ def _exam_message(subject: Json, exam: Exam, number: int) -> tuple[str, Json]:
     return f"the evaluation of size {size.label}", {"exam": asked, "subject": subject}
 
 
-def _accept(listener: Listener, processes: list[subprocess.Popen[bytes]]) -> Connection[bytes, bytes]:
-    """The next worker's connection, or an error if one of them ends before it connects."""
-    socket = listener._listener._socket  # type: ignore[attr-defined]
-    deadline = time.monotonic() + _START_SECONDS
-    socket.settimeout(0.2)
-    while time.monotonic() < deadline:
-        try:
-            return listener.accept()
-        except TimeoutError:
-            ended = [process.poll() for process in processes if process.poll() is not None]
-            if ended:
-                raise AnysizeError(
-                    f"a worker ended with code {ended[0]} before it started; see its error above"
-                ) from None
-    raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
-
-
 def raised(answer: Json) -> Exception:
     """The worker's error as the one that would have been raised here."""
     kind = getattr(errors, answer["kind"] or "", None)
     if isinstance(kind, type) and issubclass(kind, AnysizeError):
         return kind(answer["error"])
     return RuntimeError(f"in a worker: {answer['error']}\n{answer['trace']}")
-
-
-def _has_file(stream: Any) -> bool:
-    try:
-        return stream is not None and stream.fileno() >= 0
-    except (AttributeError, OSError, ValueError):
-        return False

@@ -56,10 +56,15 @@ class Folder:
 
 def folder() -> Folder:
     """A new folder for mapped files, in memory if there is room for them; what dead processes left there is removed."""
-    for parent in {_MEMORY, Path(tempfile.gettempdir())}:
-        remove_abandoned(parent)
+    remove_all_abandoned()
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
     return Folder(_MEMORY if usable else Path(tempfile.gettempdir()))
+
+
+def remove_all_abandoned() -> None:
+    """Removes what killed servers left, wherever such folders are."""
+    for parent in {_MEMORY, Path(tempfile.gettempdir())}:
+        remove_abandoned(parent)
 
 
 def remove_abandoned(parent: Path) -> None:

@@ -1,0 +1,98 @@
+"""The process that forks workers, `python -m anysize.engines.nursery HANDLE ADDRESS`; on Linux only.
+
+It loads what every worker needs and from then on only forks, so that it has no thread but one: a fork takes along
+nothing but the thread that forks, and what others have locked would stay locked. It ends when its server does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+from anysize.engines.crew import DISMISS, FORK
+from anysize.engines.worker import KEY, load, work
+
+_LOOK_SECONDS = 0.1  # from one look at who has ended to the next
+_UNLOCK_SECONDS = 0.1  # a killed server's connections may close a little before its locks
+_PARENT_DEATH_SIGNAL = 1  # a name of Linux' prctl.h
+
+
+def main(handle: str, address: str) -> None:
+    """Forks workers of the server at that address, which asks for them over the connection with that handle."""
+    key = os.environ.pop(KEY)
+    load()
+    gc.freeze()  # the collector would write into every object, and the workers would no longer share its memory
+    alone = _has_one_thread()
+    if not becomes_worker(Connection(int(handle))):
+        return
+    if alone:
+        work(address, bytes.fromhex(key))
+    else:  # some library has started a thread: load everything anew
+        command = [sys.executable, "-m", "anysize.engines.worker", address]
+        os.execve(command[0], command, os.environ | {KEY: key})
+
+
+def becomes_worker(control: Connection[bytes, bytes]) -> bool:
+    """True in each worker that the server asked for; False in the nursery itself, when the server is gone."""
+    library, nursery = ctypes.CDLL(None), os.getpid()
+    children: set[int] = set()
+    try:
+        while True:
+            asked = control.recv_bytes() if control.poll(_LOOK_SECONDS) else None
+            if asked == FORK:
+                child = os.fork()
+                if child == 0:
+                    control.close()
+                    library.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+                    return os.getppid() == nursery
+                children.add(child)
+                control.send_bytes(json.dumps([child, None]).encode())
+            for child, code in _killed(children) if asked == DISMISS else _ended(children, os.WNOHANG):
+                children.remove(child)
+                control.send_bytes(json.dumps([child, code]).encode())
+    except (EOFError, ConnectionError):  # the server was killed: it ends us before it closes the connection
+        list(_killed(children))
+        _tidy()
+    return False
+
+
+def _killed(children: set[int]) -> Iterator[tuple[int, int]]:
+    """All children with their exit codes, ended at once."""
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    return _ended(children, 0)
+
+
+def _ended(children: set[int], options: int) -> Iterator[tuple[int, int]]:
+    """The children that have ended, with their exit codes."""
+    for child in list(children):
+        ended, status = os.waitpid(child, options)
+        if ended:
+            yield child, os.waitstatus_to_exitcode(status)
+
+
+def _has_one_thread() -> bool:
+    """Whether this process is known to have no thread but this one, of Python or of a library."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+def _tidy() -> None:
+    """Removes what the killed server can remove no more."""
+    from anysize.engines import shared
+
+    time.sleep(_UNLOCK_SECONDS)
+    shared.remove_all_abandoned()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

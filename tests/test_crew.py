@@ -1,0 +1,200 @@
+"""Worker processes: they start before PyTorch is loaded, come back when asked, and end with their server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import small
+from anysize import cli
+from anysize.engines import crew as crews
+from anysize.engines.crew import Crew
+from anysize.engines.inprocess import InProcess
+from anysize.engines.processes import Processes
+from anysize.errors import AnysizeError
+from anysize.round import run_round
+from test_engines import bits, clients, experiment
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+
+def parent(pid: int) -> int:
+    """The process that started another."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def arrived(crew: Crew) -> list[int]:
+    """The numbers of all workers of a crew, whose connections are left open until they are forgotten."""
+    here = [crew.arrived() for _ in range(crew.count)]
+    return [process.pid for process, _ in here]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether something has become true in time."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
+
+
+_EARLY = """
+import sys
+from anysize.engines import crew
+class Seen(Exception): ...
+class Early:
+    def __init__(self, count):
+        raise Seen(f"{count} workers, torch {'torch' in sys.modules}")
+crew.Crew = Early
+import anysize.cli
+sys.argv = ["anysize", *sys.argv[1:]]
+anysize.cli.main()
+"""
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare", "--methods", "fedavg"]])
+def test_the_command_line_starts_the_workers_before_it_loads_pytorch(tmp_path: Path, command: list[str]) -> None:
+    file = small.file(tmp_path, engine={"name": "processes", "workers": 3})
+    program = [sys.executable, "-c", _EARLY, *command, str(file), "--out", str(tmp_path / "run")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert "Seen: 3 workers, torch False" in done.stderr
+
+
+def test_the_command_line_starts_no_workers_for_an_experiment_that_has_none() -> None:
+    assert isinstance(cli._crew(small.config(engine={"name": "inprocess", "workers": 3})), nullcontext)
+    assert isinstance(cli._crew(small.config(engine={"name": "flower", "workers": 3})), nullcontext)
+
+
+@linux
+def test_one_process_forks_all_workers_and_goes_on_forking_for_the_next_run() -> None:
+    with Crew(3) as crew:
+        first = arrived(crew)
+        nursery = {parent(pid) for pid in first}
+        assert len(nursery) == 1
+        assert os.getpid() not in nursery
+        assert os.getsid(0) not in map(os.getsid, [*first, *nursery])  # so that Ctrl-C is the server's alone
+        crew.dismiss()
+        assert not any(map(runs, first))
+        crew.summon()
+        crew.summon()
+        second = arrived(crew)
+        assert {parent(pid) for pid in second} == nursery
+        assert not set(first) & set(second)
+    assert not any(map(runs, [*second, *nursery]))
+
+
+def test_a_crew_that_is_still_loading_ends_at_once() -> None:
+    crew = Crew(2)
+    began = time.monotonic()
+    crew.close()
+    assert time.monotonic() - began < 1
+    crew.close()
+
+
+def test_processes_that_cannot_start_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    with Crew(2) as crew, pytest.raises(AnysizeError, match="ended with code 1 before it started"):
+        crew.arrived()
+
+
+@linux
+def test_a_run_goes_on_with_the_same_bits_when_the_process_that_forks_is_killed() -> None:
+    made = experiment()
+    state = made.method.init(made.context)
+    inside = InProcess(made.context, made.method, made.shares, {})
+    expected, _ = run_round(made.context, made.method, state, clients(made), inside, 0.05)
+    with Processes(made, {}, workers=2) as engine:
+        before = [worker.process.pid for worker in engine._workers]
+        os.kill(parent(before[0]), signal.SIGKILL)
+        assert until(lambda: not any(map(runs, before)))  # its workers end with it
+        assert engine._workers[0].process.poll() == -signal.SIGKILL
+        found, _ = run_round(made.context, made.method, state, clients(made), engine, 0.05)
+        after = [worker.process.pid for worker in engine._workers]
+    assert bits(found) == bits(expected)
+    assert not any(map(runs, after))
+
+
+@pytest.mark.parametrize("way", ["subprocesses", "a thread in the process that forks"])
+def test_where_a_fork_is_not_safe_each_worker_loads_by_itself(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "subprocesses":
+        monkeypatch.setattr(crews, "_Nursery", crews._Subprocesses)
+    else:
+        program = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        (tmp_path / "sitecustomize.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    made = experiment()
+    state = made.method.init(made.context)
+    inside = InProcess(made.context, made.method, made.shares, {})
+    expected, _ = run_round(made.context, made.method, state, clients(made), inside, 0.05)
+    with Crew(2) as crew, Processes(made, {}, crew=crew) as engine:
+        pids = [worker.process.pid for worker in engine._workers]
+        commands = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in pids if sys.platform == "linux"]
+        assert all("anysize.engines.worker" in command for command in commands)
+        engine._workers[0].process.kill()
+        engine._workers[0].process.wait()
+        found, _ = run_round(made.context, made.method, state, clients(made), engine, 0.05)
+    assert bits(found) == bits(expected)
+    assert not any(map(runs, pids))
+
+
+def test_several_runs_share_a_crew_and_end_in_the_same_files(tmp_path: Path) -> None:
+    engine = {"name": "processes", "workers": 2}
+    with Crew(2) as crew:
+        for name in ("first", "second"):
+            small.experiment(rounds=1, engine=engine).run(tmp_path / name, crew=crew)
+    small.experiment(rounds=1, engine={"name": "inprocess"}).run(tmp_path / "alone", crew=None)
+    files = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("first", "second", "alone")]
+    assert files[0] == files[1] == files[2]
+
+
+def test_an_engine_of_another_kind_leaves_a_crew_alone(tmp_path: Path) -> None:
+    with Crew(1) as crew:
+        run = small.experiment(rounds=1, engine={"name": "inprocess"}).run(tmp_path / "run", crew=crew)
+        assert run.round == 1
+        assert len(arrived(crew)) == 1
+
+
+_SERVER = """
+import json, sys, time
+from test_engines import experiment
+from anysize.engines.processes import Processes
+made = experiment()
+engine = Processes(made, {}, workers=2)
+print(json.dumps([str(engine._home.path), [worker.process.pid for worker in engine._workers]]), flush=True)
+time.sleep(600)
+"""
+
+
+@linux
+def test_a_killed_server_takes_everything_with_it() -> None:
+    tests = Path(__file__).parent
+    program = [sys.executable, "-c", _SERVER]
+    server = subprocess.Popen(program, stdout=subprocess.PIPE, cwd=tests)
+    assert server.stdout is not None
+    with server.stdout:
+        home, pids = json.loads(server.stdout.readline())
+    everything = [*pids, parent(pids[0])]
+    assert all(map(runs, everything))
+    os.kill(pids[0], signal.SIGSTOP)  # one that is busy and does not look
+    server.kill()
+    server.wait()
+    assert until(lambda: not any(map(runs, everything)), 10)
+    assert not Path(home).exists()
