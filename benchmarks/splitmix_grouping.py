@@ -4,6 +4,7 @@
 
 Layers: forward and backward of convolutions in groups, against the same convolutions one after another.
 Networks: a whole training step of Split-Mix's bases in one pass against one after another, as clients run them.
+Under attack: the same where every base also trains on inputs that seven steps of PGD changed against it alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow
 from anysize.local import layout
+from anysize.objectives import Batch, Tricks, make_objective
+from anysize.tasks import Classification
 
 OUT = Path(__file__).with_suffix(".json")
 BATCH = 32
@@ -46,6 +49,7 @@ NETWORKS = [
     ("digits-cnn", (3, 14, 14), 0.25),
     ("preresnet18", (3, 32, 32), 0.125),
 ]
+ATTACKED = [("small-cnn", (1, 28, 28), 0.25), ("digits-cnn", (3, 14, 14), 0.125), ("digits-cnn", (3, 28, 28), 0.125)]
 
 
 def best(step: Callable[[], None], seconds: float = 0.3) -> float:
@@ -81,24 +85,27 @@ def layer_times(shape: tuple[int, int, int, int], count: int) -> dict[str, Any]:
     return {"shape": shape, "count": count, "in_groups_ms": in_groups, "apart_ms": apart, "rule": chosen}
 
 
-def network_times(name: str, shape: tuple[int, ...], width: float, count: int) -> dict[str, Any]:
-    """A training step of `count` bases, in one pass and one after another."""
+def network_times(
+    name: str, shape: tuple[int, ...], width: float, count: int, attacked: bool = False
+) -> dict[str, Any]:
+    """A training step of `count` bases, in one pass and one after another; under attack if asked."""
     full = without_statistics(models.build(name, shape, 10))
     base = narrow(full, trace(full, torch.zeros(2, *shape)), width)
     x = torch.rand(BATCH, *shape).contiguous(memory_format=torch.channels_last)
     y = torch.arange(BATCH) % 10
-    structure, chosen = beside(hollow(base), count), grouped(hollow(base), count, [x])
+    structure, chosen = beside(hollow(base), count, attacked), grouped(hollow(base), count, [x], attacked)
     assert isinstance(structure, Grouped)
     together = layout(fill(structure, stacked([tensors_of(base)] * count)))
     apart = Networks({str(i): layout(fill(hollow(base), tensors_of(base))) for i in range(count)})
-    loss = nn.functional.cross_entropy
+    loss = make_objective(Classification(), Tricks(adversarial=0.5 if attacked else 0.0), None)
     optimizers = [torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, fused=True) for net in (together, apart)]
 
     def one_pass() -> Tensor:
-        return count * loss(together(x), torch.cat([y] * count))
+        given = torch.cat([x] * count) if attacked else x
+        return count * loss(together, Batch(given, torch.cat([y] * count)))
 
     def one_after_another() -> Tensor:
-        losses = [loss(net(x), y) for net in apart.values()]
+        losses = [loss(net, Batch(x, y)) for net in apart.values()]
         return sum(losses[1:], start=losses[0])
 
     def step(objective: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> None:
@@ -106,7 +113,8 @@ def network_times(name: str, shape: tuple[int, ...], width: float, count: int) -
         objective().backward()
         optimizer.step()
 
-    times = [best(lambda o=o, s=s: step(o, s)) for o, s in zip((one_pass, one_after_another), optimizers)]
+    seconds = 2.0 if attacked else 0.3
+    times = [best(lambda o=o, s=s: step(o, s), seconds) for o, s in zip((one_pass, one_after_another), optimizers)]
     about = {"network": name, "input": shape, "width": width, "count": count, "rule": isinstance(chosen, Grouped)}
     return about | {"one_pass_ms": times[0], "apart_ms": times[1], "ratio": round(times[1] / times[0], 2)}
 
@@ -116,10 +124,11 @@ def main() -> None:
     torch.set_num_threads(1)
     layers = [layer_times(shape, count) for shape in LAYERS for count in COUNTS]
     networks = [network_times(*about, count) for about in NETWORKS for count in COUNTS]
-    for row in (*layers, *networks):
+    attacked = [network_times(*about, count, attacked=True) for about in ATTACKED for count in COUNTS]
+    for row in (*layers, *networks, *attacked):
         print(json.dumps(row))
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": 1}
-    found = {"machine": machine, "batch": BATCH, "layers": layers, "networks": networks}
+    found = {"machine": machine, "batch": BATCH, "layers": layers, "networks": networks, "under_attack": attacked}
     OUT.write_text(json.dumps(found, indent=1) + "\n")
 
 
