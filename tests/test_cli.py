@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,11 @@ def test_run_prints_a_table_and_writes_the_directory_and_its_report(call: Call, 
     code, out, _ = call("run", source, "--out", tmp_path / "run", "--set", "rounds=3", "--resume")
     assert code == 0
     assert "1 round in" in out
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    done = subprocess.run([sys.executable, "-m", "anysize", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["anysize", version("anysize")]
 
 
 def test_the_default_directory_is_named_after_the_experiment(
