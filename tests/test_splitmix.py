@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -275,10 +276,15 @@ def test_the_rule_on_shapes_is_the_one_that_was_measured() -> None:
     for row, own in rows:
         if row["network"] == "preresnet18" and row["count"] > 2:  # a second a row
             continue
-        full = models.build(row["network"], tuple(row["input"]), 10)
-        base = hollow(narrow(full, trace(full, torch.zeros(2, *row["input"])), row["width"]))
+        base = base_of(row["network"], tuple(row["input"]), row["width"])
         made = grouped(base, row["count"], [torch.zeros(2, *row["input"])], own)
         assert isinstance(made, Grouped) == row["rule"], row
+
+
+@cache
+def base_of(name: str, shape: tuple[int, ...], width: float) -> nn.Module:
+    full = models.build(name, shape, 10)
+    return hollow(narrow(full, trace(full, torch.zeros(2, *shape)), width))
 
 
 def test_a_forward_that_mixes_channels_is_never_grouped() -> None:
