@@ -54,22 +54,22 @@ def test_a_server_killed_in_a_round_goes_on_and_ends_in_the_bits_of_an_unbroken_
         fleet.serve()
         fleet.join()
         fleet.run()
-        fleet.wait(lambda: len(fleet.rounds("story")) == 2, 180, "run")
+        fleet.wait(lambda: len(fleet.rounds("fleet")) == 2, 180, "run")
         time.sleep(2)  # the third round has begun
         kill_tree(fleet.pid("server"))
         fleet.kill("run", signal.SIGKILL)
         fleet.wait(lambda: not named(home, "flwr-serverapp"), 30, "cam")
-        assert len(fleet.rounds("story")) == 2
+        assert len(fleet.rounds("fleet")) == 2
         fleet.serve()
         fleet.run("--resume")
         said = fleet.finished()
-        events = fleet.events("story")
+        events = fleet.events("fleet")
     assert "5 rounds" in said
     assert [event["round"] for event in events if event["event"] == "resume"] == [2]
     assert [event["round"] for event in events if event["event"] == "round"] == [1, 2, 3, 4, 5]
     assert not any(event.get("missing") for event in events)
     assert loopback.left_behind(home) == []
-    there = az.load(home / "runs" / "story")
+    there = az.load(home / "runs" / "fleet")
     assert dump(*flatten(there.state)) == dump(*flatten(unbroken(tmp_path, there.config).state))
 
 
@@ -82,14 +82,14 @@ def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_
         layout.extend(home, layout.named(["zz-stranger=1.0"]), None)  # the server does not know its key
         fleet.join(*NAMES, "zz-stranger")
         fleet.run()
-        fleet.wait(lambda: took_part(fleet.rounds("story")) >= {0, 1, 3}, 240, "run")
+        fleet.wait(lambda: took_part(fleet.rounds("fleet")) >= {0, 1, 3}, 240, "run")
         kill_tree(fleet.pid("van"))
-        fleet.wait(lambda: 3 in missing(fleet.rounds("story")), 120, "run")
-        gone = fleet.rounds("story")[-1]["round"]
+        fleet.wait(lambda: 3 in missing(fleet.rounds("fleet")), 120, "run")
+        gone = fleet.rounds("fleet")[-1]["round"]
         fleet.join("van")
-        fleet.wait(lambda: 3 in took_part(fleet.rounds("story")[gone:]), 240, "run")
+        fleet.wait(lambda: 3 in took_part(fleet.rounds("fleet")[gone:]), 240, "run")
         fleet.kill("run", signal.SIGTERM)
-        rounds = fleet.rounds("story")
+        rounds = fleet.rounds("fleet")
         assert "Failed to initialize the connection" in fleet.log("zz-stranger")
     told = {entry["why"] for r in rounds[1:] for entry in r.get("missing", []) if entry["client"] == 2}
     assert any("not finite" in why for why in told)
@@ -97,7 +97,7 @@ def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_
     assert not any(2 in took_part([r]) for r in rounds[1:])  # the liar's updates count in no round but the first
     assert set(missing(rounds)) <= {0, 1, 2, 3}
     assert all(took_part([r]) & {0, 1, 3} for r in rounds if not r.get("void"))
-    state, _ = flatten(az.load(home / "runs" / "story").state)
+    state, _ = flatten(az.load(home / "runs" / "fleet").state)
     assert all(bool(tensor.isfinite().all()) for tensor in state.values())
     assert loopback.left_behind(home) == []
 
