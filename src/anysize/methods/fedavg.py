@@ -72,15 +72,13 @@ class FedAvg(Method[FedAvgState]):
         return FedAvgState({_key(size.width): first_tensors(context, size.width) for size in self.sizes(context)})
 
     def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
-        widths = self._widths(context)
+        sent = dict(enumerate(self._widths(context)))
         if client.task != "train":  # one network is asked about, not all
-            widths = [client.size.width if client.size.width in widths else widths[0]]
-        tensors = {
-            f"{self._widths(context).index(width)}.{name}": tensor
-            for width in widths
-            for name, tensor in state.networks[_key(width)].items()
-        }
-        return sub_model(client, tensors, width=widths[-1])
+            asked = next((i for i, width in sent.items() if width == client.size.width), 0)
+            sent = {asked: sent[asked]}
+        networks = {i: state.networks[_key(width)] for i, width in sent.items()}
+        tensors = {f"{i}.{name}": tensor for i, network in networks.items() for name, tensor in network.items()}
+        return sub_model(client, tensors, width=max(sent.values()))
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         numbers = sorted({int(name.partition(".")[0]) for name in sub_model.tensors})
