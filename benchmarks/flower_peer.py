@@ -157,9 +157,11 @@ def _nodes(grid: Any, count: int) -> list[int]:
 
 def _measured(function: str, method: str) -> dict[str, float]:
     """What a new process measured: seconds of a round without the first, and of the whole process."""
-    program = f"from benchmarks.flower_peer import {function}; {function}({method!r})"
+    load = f"from benchmarks.flower_peer import {function}"
     if function == "on_processes":  # workers first, then PyTorch, as `anysize run` does
-        program = f"{_START}; crew = Crew({WORKERS}); {program.removesuffix(')')}, crew)"
+        program = f"{_START}; crew = Crew({WORKERS}); {load}; {function}({method!r}, crew)"
+    else:
+        program = f"{load}; {function}({method!r})"
     command = [sys.executable, "-c", program]
     began = time.perf_counter()
     done = subprocess.run(command, cwd=_ROOT, env=os.environ | _QUIET, capture_output=True, text=True)
