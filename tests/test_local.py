@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize.layout import layout
+from anysize.elastic.norm import without_statistics
+from anysize.layout import answering, layout
 from anysize.local import batches, perform
 from anysize.methods import FedAvg, HeteroFL
 from anysize.methods.base import Client, SubModel
@@ -67,7 +69,56 @@ def test_a_container_with_its_own_way_through_is_left_alone() -> None:
             return super().forward(x) + x.mean()
 
     plain = Twice(nn.ReLU(), nn.MaxPool2d(2))
-    assert [type(part) for part in layout(plain)] == [nn.ReLU, nn.MaxPool2d]
+    relu, pool = layout(plain)
+    assert isinstance(relu, nn.ReLU)
+    assert isinstance(pool, nn.MaxPool2d)
+
+
+@pytest.mark.parametrize("sides", [(8, 6), (7, 6), (8, 9)])
+@pytest.mark.parametrize("pool", [{}, {"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"dilation": 2}], ids=str)
+def test_pooling_without_gradients_gives_the_same_bits(sides: tuple[int, int], pool: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain = nn.MaxPool2d(2, **pool)
+    (fast,) = layout(nn.Sequential(copy.deepcopy(plain)))
+    assert type(fast) is not type(plain)
+    x = torch.randn(3, 5, *sides).round()  # with ties
+    x[1, 2, 3, 3] = float("nan")
+    for given in (x, x.contiguous(memory_format=torch.channels_last), x[0], x[:, :1]):
+        with torch.no_grad():
+            found = fast(given)
+        torch.testing.assert_close(found, plain(given), rtol=0, atol=0, equal_nan=True)
+
+
+def normed(factor: float) -> nn.Sequential:
+    """A small network in evaluation mode with fixed statistics, whose first channel has this factor."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    norm = network[1]
+    for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+        nn.init.uniform_(tensor, 0.1, 2)
+    with torch.no_grad():
+        norm.weight[0] = factor
+    return network.eval().to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("factor, pooled_first", [(1.0, True), (0.0, False), (-1.0, False)])
+@pytest.mark.parametrize("side", [10, 9])
+def test_an_answering_network_gives_the_same_bits(factor: float, pooled_first: bool, side: int) -> None:
+    """A negative factor turns the order of values round, so its norm has to see them all."""
+    plain = normed(factor)
+    fast = answering(copy.deepcopy(plain))
+    kinds = [type(part) for part in fast]
+    assert (kinds.index(nn.BatchNorm2d) == 2) == pooled_first
+    x = torch.randn(8, 1, side, side).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        assert torch.equal(fast(x), plain(x))
+
+
+def test_a_norm_of_the_batch_sees_all_of_it() -> None:
+    """Its statistics would be others after a pooling."""
+    batchwise = without_statistics(normed(1.0))
+    for network in (batchwise, normed(1.0).train()):
+        assert isinstance(answering(network)[1], nn.BatchNorm2d)
 
 
 @pytest.mark.parametrize("samples, size", [(1, 4), (2, 1), (5, 2), (9, 4), (8, 4), (33, 32)])

@@ -19,7 +19,7 @@ from anysize.accelerators import place
 from anysize.context import Context, Size
 from anysize.data import Part
 from anysize.elastic.norm import Statistics, attach
-from anysize.layout import layout
+from anysize.layout import answering
 from anysize.local import batches, measured
 from anysize.methods.base import Method
 from anysize.rng import generator
@@ -97,7 +97,7 @@ class Examiner:
     def _network(self, subject: Subject, size: Size) -> nn.Module:
         if self._ready is None or self._ready[0] is not subject or self._ready[1] != size:
             self._ready = None  # the one before is freed first
-            network = layout(finished(self._context, self._method, subject.state, size, subject.statistics))
+            network = answering(finished(self._context, self._method, subject.state, size, subject.statistics))
             self._ready = (subject, size, place(network, self._context.device))
         return self._ready[2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,15 +19,20 @@ def fast(x: Tensor) -> Tensor:
 def layout(module: nn.Module) -> nn.Module:
     """The same module and names in the memory layout that is fast on a CPU; the same bits with less memory to go over.
 
-    A ReLU before a max-pooling is moved behind it, where there is less to go over: the largest of clipped values is the
-    clipped largest value, and both give the same gradient to the same entry. A ReLU behind a layer that does not need
-    its own output again writes into it.
+    A max-pooling behind a ReLU goes before it, where there is more for it to take away: the largest of clipped values
+    is the clipped largest value, and both give the same gradient to the same entry. A ReLU behind a layer that does not
+    need its own output again writes into it. Where no gradient is asked for, max-poolings do not note where they found
+    the largest value.
 
     In the channels-last layout torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a
     stride, at some numbers of channels. Such a layer is given every s-th pixel instead, which is the same function.
     """
+    for parent in module.modules():
+        for name, child in parent._modules.items():
+            if type(child) is nn.MaxPool2d and not child.return_indices:
+                parent._modules[name] = _MaxPool.like(child)
     for container in _chains(module):
-        _pool_first(container)
+        _pool_first(container, lambda layer: isinstance(layer, nn.ReLU))
         for layer, after in pairwise(container):
             if isinstance(after, nn.ReLU) and isinstance(layer, nn.Conv2d | nn.Linear | nn.MaxPool2d | _BatchNorm):
                 after.inplace = True
@@ -37,25 +43,66 @@ def layout(module: nn.Module) -> nn.Module:
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+def answering(module: nn.Module) -> nn.Module:
+    """The `layout` of a network in evaluation mode that will not change any more, and has still less to go over.
+
+    A max-pooling goes before a batch-norm too, if that has fixed statistics and a positive factor for every channel:
+    then a larger value stays the larger one, and the bits are the same.
+    """
+    module = layout(module)
+    for container in _chains(module):
+        _pool_first(container, _keeps_order)
+    return module
+
+
 def _chains(module: nn.Module) -> list[nn.Sequential]:
     """The containers whose parts run one after another and in no other way."""
     parts = [part for part in module.modules() if isinstance(part, nn.Sequential)]
     return [part for part in parts if type(part).forward is nn.Sequential.forward]
 
 
-def _pool_first(container: nn.Sequential) -> None:
-    """Moves every max-pooling before the ReLU that it follows; the parts keep their names."""
+def _pool_first(container: nn.Sequential, passes: Callable[[nn.Module], bool]) -> None:
+    """Moves every max-pooling before the layer that it follows, if that lets it pass; the parts keep their names."""
     order = list(container._modules.items())
     for place, ((_, layer), (_, after)) in enumerate(pairwise(order)):
-        if isinstance(layer, nn.ReLU) and _forgets_where(after):
+        if layer is not None and isinstance(after, _MaxPool) and passes(layer):
             order[place : place + 2] = reversed(order[place : place + 2])
     container._modules.clear()
     container._modules.update(order)
 
 
-def _forgets_where(layer: nn.Module | None) -> bool:
-    """Whether it is a max-pooling that gives values only: indices of equal zeros would differ."""
-    return isinstance(layer, nn.MaxPool2d) and not layer.return_indices
+def _keeps_order(layer: nn.Module) -> bool:
+    """Whether it is a batch-norm that gives the larger of two values of a channel the larger answer, always."""
+    if not isinstance(layer, _BatchNorm) or layer.training or layer.running_mean is None:
+        return False
+    return layer.weight is None or bool((layer.weight > 0).all())
+
+
+class _MaxPool(nn.MaxPool2d):
+    """A max-pooling that gives values only: indices of equal zeros would differ where a ReLU is moved behind it."""
+
+    @classmethod
+    def like(cls, layer: nn.MaxPool2d) -> _MaxPool:
+        """The same pooling."""
+        return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation, ceil_mode=layer.ceil_mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or not self._halves(x):
+            pooled: Tensor = super().forward(x)
+            return pooled
+        samples, channels, height, width = x.shape
+        rows = x.permute(0, 2, 3, 1).view(samples * height // 2, 2, width * channels)
+        columns = torch.maximum(rows[:, 0], rows[:, 1]).view(-1, 2, channels)
+        largest = torch.maximum(columns[:, 0], columns[:, 1])
+        return largest.view(samples, height // 2, width // 2, channels).permute(0, 3, 1, 2)
+
+    def _halves(self, x: Tensor) -> bool:
+        """Whether it takes the largest of every 2 x 2 pixels, none left over, of images in the channels-last layout."""
+        if x.dim() != 4 or x.shape[2] % 2 or x.shape[3] % 2:
+            return False
+        pairs = all(size in (2, (2, 2)) for size in (self.kernel_size, self.stride))
+        plain = self.padding in (0, (0, 0)) and self.dilation in (1, (1, 1))
+        return pairs and plain and x.is_contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)
