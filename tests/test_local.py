@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
+from anysize.config import TrainingConfig
 from anysize.elastic.norm import without_statistics
 from anysize.layout import answering, layout
-from anysize.local import batches, perform
+from anysize.local import batches, optimizer_of, perform, take_step
 from anysize.methods import FedAvg, HeteroFL
-from anysize.methods.base import Client, SubModel
+from anysize.methods.base import Client, ParameterGroup, SubModel
 from anysize.objectives import Batch, Step
 from anysize.run import with_momentum
 from anysize.testing import make_trial
@@ -119,6 +120,29 @@ def test_a_norm_of_the_batch_sees_all_of_it() -> None:
     batchwise = without_statistics(normed(1.0))
     for network in (batchwise, normed(1.0).train()):
         assert isinstance(answering(network)[1], nn.BatchNorm2d)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_is_torchs_own_fused_one_bit_for_bit(momentum: float) -> None:
+    """Also for parameters of another precision, and for one that some batches do not use."""
+    torch.manual_seed(0)
+    start = [torch.randn(4, 3), torch.randn(5), torch.randn(2, dtype=torch.float64)]
+    ours, theirs = ([nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
+    training = TrainingConfig(momentum=momentum, weight_decay=1e-2)
+    groups = [ParameterGroup(tuple(ours[:1]), rate=0.5), ParameterGroup(tuple(ours[1:]), decay=0.0)]
+    optimizer = optimizer_of(training, groups, 0.1)
+    options = [{"params": theirs[:1], "lr": 0.05, "weight_decay": 1e-2}, {"params": theirs[1:]}]
+    plain = torch.optim.SGD(options, lr=0.1, momentum=momentum, fused=True)
+    for number in range(4):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        assert all(parameter.grad is None for parameter in ours)
+        for parameters in (ours, theirs):
+            used = parameters[:2] if number == 2 else parameters
+            sum((parameter.square() * (number + 1)).sum() for parameter in used).backward()
+        take_step(optimizer)
+        plain.step()
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs))
 
 
 @pytest.mark.parametrize("samples, size", [(1, 4), (2, 1), (5, 2), (9, 4), (8, 4), (33, 32)])

@@ -326,12 +326,44 @@ def optimizer_of(training: TrainingConfig, groups: Iterable[ParameterGroup], rat
     ]
     if training.optimizer == "adam":
         return torch.optim.Adam(options, lr=rate, fused=True)
-    optimizer = torch.optim.SGD(options, lr=rate, momentum=training.momentum, fused=True)
+    optimizer = SGD(options, lr=rate, momentum=training.momentum, fused=True)
     if training.momentum:
         # Torch's fused step needs all of them or none, and a parameter that this batch does not use has no gradient.
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+class SGD(torch.optim.SGD):
+    """Torch's own fused step, asked for directly: finding the way there takes as long as ten such steps.
+
+    On small networks that is a twentieth of the training. Momentum buffers are there from the start.
+    """
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            kinds: dict[torch.dtype, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    kinds.setdefault(parameter.dtype, []).append(parameter)
+            for some in kinds.values():
+                torch._fused_sgd_(
+                    some,
+                    [parameter.grad for parameter in some],  # type: ignore[misc]
+                    [self.state[parameter]["momentum_buffer"] for parameter in some] if group["momentum"] else [],
+                    weight_decay=group["weight_decay"],
+                    momentum=group["momentum"],
+                    lr=group["lr"],
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=False,
+                    is_first_step=False,
+                )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
