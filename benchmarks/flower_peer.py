@@ -37,7 +37,7 @@ _RATE = 0.05
 _ROOT = Path(__file__).parents[1]
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _POLL_SECONDS = 0.01
-_START = "from anysize.start import without_compiler; without_compiler(); from anysize.engines.crew import Crew"
+_START = "from anysize.start import quick_start; quick_start(); from anysize.engines.crew import Crew"
 
 
 def against_flower() -> dict[str, Any]:
@@ -158,8 +158,8 @@ def _nodes(grid: Any, count: int) -> list[int]:
 def _measured(function: str, method: str) -> dict[str, float]:
     """What a new process measured: seconds of a round without the first, and of the whole process."""
     load = f"from benchmarks.flower_peer import {function}"
-    if function == "on_processes":  # workers first, then PyTorch, as `anysize run` does
-        program = f"{_START}; crew = Crew({WORKERS}); {load}; {function}({method!r}, crew)"
+    if function == "on_processes":  # workers first, then PyTorch, and no collection at the end: as `anysize run` does
+        program = f"{_START}; crew = Crew({WORKERS}); {load}; {function}({method!r}, crew); import gc; gc.freeze()"
     else:
         program = f"{load}; {function}({method!r})"
     command = [sys.executable, "-c", program]

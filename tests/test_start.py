@@ -7,8 +7,8 @@ import sys
 
 _PROGRAM = """
 import sys
-from anysize.start import without_compiler
-without_compiler()
+from anysize.start import quick_start
+quick_start()
 import torch
 from anysize.local import take_step
 parameter = torch.nn.Parameter(torch.ones(3))
@@ -28,3 +28,16 @@ print("torch._dynamo" in sys.modules)
 def test_optimisers_and_the_meta_device_do_without_the_compiler_which_still_works() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False [0.5, 0.5, 0.5]", "1.0", "True"]
+
+
+def test_the_collector_leaves_out_what_torch_made_and_goes_on_with_the_rest() -> None:
+    program = """
+import gc
+from anysize.start import quick_start
+quick_start()
+import torch
+print(gc.isenabled(), gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 100_000)
+print(torch.__spec__.loader.is_package("torch"), torch.ones(2).sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["True True True", "True 2.0"]

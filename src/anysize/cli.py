@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from anysize.deploy import commands as fleets
 from anysize.errors import AnysizeError
-from anysize.start import without_compiler
+from anysize.start import quick_start
 
 if TYPE_CHECKING:
     from anysize.config import ExperimentConfig
@@ -414,7 +415,7 @@ def demo(
 
 def main() -> None:
     """Runs the command line; a user's mistake ends in one or two lines and exit code 2."""
-    without_compiler()
+    quick_start()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
@@ -437,6 +438,7 @@ def main() -> None:
             traceback.print_exc()
         message, code = _verdict(error)
         err.print(f"error: {message}", style="red", markup=False)
+    gc.freeze()  # all of it ends with the process: nobody has to look for what could be freed
     sys.exit(code)
 
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from multiprocessing.connection import Client
 
-from anysize.start import without_compiler
+from anysize.start import quick_start
 
 KEY = "ANYSIZE_WORKER_KEY"
 
@@ -26,7 +26,7 @@ def main(address: str) -> None:
 
 def load() -> None:
     """Loads all that a worker needs whatever it is told later."""
-    without_compiler()  # before anything imports torch
+    quick_start()  # before anything imports torch
     import torch
 
     from anysize.engines.memory import hold_memory
