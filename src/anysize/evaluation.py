@@ -21,6 +21,7 @@ from anysize.elastic.norm import Statistics, attach, collect, merge, without_sta
 from anysize.engines.base import Absence, Engine, present
 from anysize.errors import AnysizeError, ConfigError, DataError
 from anysize.exams import Examination, Examiner, Subject, finished
+from anysize.layout import channels_last
 from anysize.local import measure, needs_calibration, with_statistics
 from anysize.methods.base import Client, Method, SubModel
 from anysize.objectives import Batch
@@ -128,7 +129,7 @@ def under_attack(
         found[size.label] = []
         for level in levels_of(context, method, size, options):
             network = finished(context, method, state, replace(size, robustness=level), statistics)
-            network = network.to(memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
+            network = channels_last(network).requires_grad_(False)
             change = attacker(context, network, options)
             clean = context.task.metrics(measure(context, network, some, options.batch_size))
             attacked = context.task.metrics(measure(context, network, some, options.batch_size, change))

@@ -40,7 +40,17 @@ def layout(module: nn.Module) -> nn.Module:
         if isinstance(layer, nn.Conv2d) and _strides_over_pixels(layer):
             layer.register_forward_pre_hook(_EveryPixel(*(int(step) for step in layer.stride)))
             layer.stride = (1, 1)
-    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return channels_last(module)
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """The same module, with the weights that go over images in the memory layout of `fast`."""
+    for part in module.modules():
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None and tensor.dim() == 4:
+                # Not `contiguous`: a weight for one channel is so in both layouts, and torch would take the slow one.
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return module
 
 
 def answering(module: nn.Module) -> nn.Module:
