@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.elastic.tracing import without_data
 from anysize.layout import fast, layout
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
@@ -135,14 +137,14 @@ def trained(method: Method[Any], context: Context, size: Size) -> Size:
 def forward_macs(network: nn.Module, x: Tensor) -> int:
     """Multiply-adds of one forward pass per sample of `x`."""
     network.eval()
-    with torch.no_grad():
+    with without_data(), torch.no_grad():
         return _count(lambda: network(x), network)[0] // len(x)
 
 
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
     network.eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, without_data(), torch.no_grad():
         network(x)
     own = type(network).__name__  # the counter's names begin with the type of the module that was called
     found = {name: sum(operations.values()) // (2 * len(x)) for name, operations in counter.get_flop_counts().items()}
@@ -202,7 +204,8 @@ def _one_step(
             loss = loss + proximal(module, received, context.tricks)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    return _count(work, module)
+    with without_data() if batch.x.is_meta else nullcontext():
+        return _count(work, module)
 
 
 def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from anysize.elastic.skeleton import tensors_of
+from anysize.elastic.tracing import unread_masks
 from anysize.errors import ModelError, unknown
 from anysize.experiment import Signature
 from anysize.rng import generator
@@ -163,7 +164,8 @@ def _need(*packages: str) -> None:
 def traced(form: str, path: Path) -> Iterator[None]:
     """Turns whatever the tracer raises into one line that names the way out; it raises types of many kinds."""
     try:
-        yield
+        with unread_masks():
+            yield
     except OSError:
         raise
     except Exception as error:

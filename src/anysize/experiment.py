@@ -33,6 +33,7 @@ from anysize.elastic.axes import Axes, trace
 from anysize.elastic.depth import Stage, stages
 from anysize.elastic.norm import batch_norms, without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
+from anysize.elastic.tracing import without_data
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, unknown
 from anysize.methods import Method, make, name_of
 from anysize.objectives import Batch, Tricks
@@ -122,7 +123,7 @@ class Experiment:
         task: str | Task = "classification",
         tricks: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
-        engine: Mapping[str, Any] | None = None,
+        engine: str | Mapping[str, Any] | None = None,
         name: str = "experiment",
         seed: int = 0,
         rounds: int = 100,
@@ -144,7 +145,7 @@ class Experiment:
             task: a name or a task.
             tricks: the [tricks] table.
             evaluation: the [evaluation] table.
-            engine: the [engine] table.
+            engine: a name, or the [engine] table.
             name: of the run.
             seed: where every random choice starts.
             rounds: how many.
@@ -158,17 +159,22 @@ class Experiment:
             "rounds": rounds,
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
-            "data": self._table("data", data) | dict(partition or {}),
+            "data": self._table("data", data),
             "model": self._table("model", model),
             "method": self._table("method", method),
             "task": self._table("task", task),
         }
+        if partition is not None:
+            if not isinstance(partition, Mapping):
+                raise ConfigError(f'partition: given {partition!r}, must be a table, such as {{"split": "classes"}}')
+            tables["data"] |= partition
         if clients is not None:
             tables["data"]["clients"] = clients
         if keep:
             tables["model"]["keep"] = list(keep)
-        given = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation, "engine": engine}
-        tables |= {key: dict(value) for key, value in given.items() if value is not None}
+        given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
+        given["engine"] = {"name": engine} if isinstance(engine, str) else engine
+        tables |= {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items() if v is not None}
         self.config = from_dict(tables)
         self._pretrained = pretrained
         self._known: tuple[Signature, tuple[Size, ...]] | None = None
@@ -738,7 +744,7 @@ def example_sums(experiment: Experiment) -> Sums:
     """What the task sums up, found by judging an answer of zeros."""
     about, task = experiment.signature, experiment.task
     network = hollow(experiment.context.template, constants=False).eval()
-    with torch.no_grad():
+    with without_data(), torch.no_grad():
         output = network(about.example(2))
     if not isinstance(output, Tensor):
         raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")

@@ -1678,24 +1678,36 @@ def run(
 
 
 @contextmanager
-def _plain_transformers() -> Iterator[None]:
-    """torch's transformer layers without the fused path, and without a look at the values of a mask."""
+def unread_masks() -> Iterator[None]:
+    """Torch's transformer layers without a look at the values of a mask, by which they choose a faster kernel."""
     layers: Any = nn.modules.transformer
-    fast, detect = torch.backends.mha.get_fastpath_enabled(), layers._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
+    detect = layers._detect_is_causal_mask
     layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         layers._detect_is_causal_mask = detect
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """For passes on the meta device: what a network makes by itself is there too, and no path depends on values.
+
+    Torch's transformer layers have a fused path besides, which does not show what it does.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with unread_masks(), torch.device("meta"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> Any:
     with ExitStack() as stack:
-        stack.enter_context(_plain_transformers())
+        stack.enter_context(without_data())
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.device("meta"))
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.enter_context(SizeWatch(tracer))
         stack.enter_context(tracer)
