@@ -40,8 +40,9 @@ def narrowed_layers(axes: Axes, network: nn.Module, *, before_norms: bool = Fals
             continue
         if not isinstance(layer, nn.Linear | _ConvNd) or id(layer) in followed:
             continue
-        axis = 1 if isinstance(layer, _ConvTransposeNd) else 0
-        if axes.elastic(f"{name}.weight", axis):
+        axis, weight = 1 if isinstance(layer, _ConvTransposeNd) else 0, f"{name}.weight"
+        # A weight made from other tensors, as weight norm does, gives outputs whose size does not fall with the width.
+        if weight in axes.shapes and axes.elastic(weight, axis):
             yield name, layer
 
 
