@@ -58,7 +58,7 @@ def test_full_width_is_the_network_itself(name: str) -> None:
     assert torch.equal(same(*example), module(*example))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), name=st.sampled_from([name for name in TOPOLOGIES if name != "lstm_projected"]))
 def test_any_choice_of_units_gives_a_network_that_runs(data: st.DataObject, name: str) -> None:
     module, example, axes = prepared(name, data.draw(st.sampled_from(["within", "whole"])))
@@ -73,6 +73,14 @@ def test_any_choice_of_units_gives_a_network_that_runs(data: st.DataObject, name
         rows = [np.arange(n) if own is None else own.numpy() for n, own in zip(module.state_dict()[key].shape, index)]
         full = module.state_dict()[key].numpy()
         assert np.array_equal(tensor.numpy(), full[np.ix_(*rows)] if rows else full)
+
+
+@pytest.mark.parametrize("units", [[1], [3, 2], [0, 3]])
+def test_pixels_stay_whichever_channels_do(units: list[int]) -> None:
+    module, example, axes = prepared("generator")
+    small = narrow(module, axes, {axes.groups[0].name: units})
+    assert small[1].unflattened_size == (2 * len(units), 2, 2)
+    assert small(*example).shape == module(*example).shape
 
 
 # --- the oracle: silenced units of the full network

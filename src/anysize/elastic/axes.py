@@ -290,12 +290,12 @@ class Axes:
         return self._alive[kept]
 
     def survivors(self, extent: Extent, kept: Kept) -> Tensor:
-        """For each position along a traced axis, whether it stays; (size,) bool."""
+        """For each position along a traced axis, whether anything of it stays; (size,) bool."""
         alive = self.alive(kept)
-        result = torch.ones(extent.size if extent.stop is None else extent.stop, dtype=torch.bool)
-        for lane in extent.lanes():
-            result &= alive[lane]
-        return result
+        result = torch.ones(extent.size, dtype=torch.bool)
+        for plane in extent.planes:
+            result &= alive[plane].movedim(extent.axis, 0).flatten(1).any(1)
+        return result[: extent.stop]
 
     def attributes(self, kept: Kept) -> dict[str, int]:
         """The integers on the user's modules that change with the width, by dotted path.
