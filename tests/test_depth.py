@@ -54,6 +54,19 @@ def test_a_removed_block_is_the_identity_and_the_last_of_a_stage_goes_first() ->
     assert torch.equal(small.eval()(x), by_hand(x))
 
 
+def test_a_removed_block_ignores_what_else_it_is_called_with() -> None:
+    """Torch's own encoder gives every layer its mask."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    net = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    found = stages(net, torch.zeros(2, 5, 8))
+    assert str(found[0]) == "layers.0: 3 blocks, of which 2 can be removed: layers.1, layers.2"
+    x, mask = torch.rand(2, 5, 8), nn.Transformer.generate_square_subsequent_mask(5)
+    small = without(net, found, 2)
+    by_hand = net.layers[1](net.layers[0](x, mask), mask)
+    with torch.no_grad():
+        torch.testing.assert_close(small(x, mask), by_hand)
+
+
 def test_layers_that_stand_side_by_side_repeat_together() -> None:
     layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
     layers += [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]

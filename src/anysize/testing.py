@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from anysize.context import Context, Size
 from anysize.data import Data
+from anysize.elastic.depth import Skipped
 from anysize.elastic.ensemble import Ensemble
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import tensors_of
@@ -271,7 +272,12 @@ def misfits_are_refused(trial: Trial) -> str | None:
 def customised_is_ordinary(trial: Trial) -> str | None:
     """A customised network of any size consists of the model's own layer types, or is a mean of such; and it runs."""
     x = torch.rand(3, 1, 8, 8, generator=generator("customised_is_ordinary"))
-    allowed = {type(child) for child in trial.experiment.model.modules()} | {nn.Identity, Ensemble, nn.ModuleList}
+    allowed = {type(child) for child in trial.experiment.model.modules()} | {
+        nn.Identity,
+        Skipped,
+        Ensemble,
+        nn.ModuleList,
+    }
     for size in trial.method.sizes(trial.context):
         network = trial.method.customize(trial.context, trial.state, size).eval()
         strange = {type(child) for child in network.modules()} - allowed

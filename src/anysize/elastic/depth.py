@@ -1,8 +1,9 @@
 """Removing and restoring blocks: the depths at which any module with repeated shape-preserving blocks can run.
 
 A *stage* is a row of blocks of one kind, each fed with what the one before it gives. Its first block always stays; of
-the others those can be removed that give back a tensor of the shape they received. `stages` finds them by one forward
-on the meta device; a removed block becomes the identity. Depth d keeps the first d blocks of every stage, so that
+the others those can be removed that give back a tensor of the shape they received, or of the first they received, as
+layers do that get a mask too. `stages` finds them by one forward on the meta device; a removed block becomes the
+identity. Depth d keeps the first d blocks of every stage, so that
 depth 1 is the shallowest network and the number of blocks in the longest stage the whole one.
 
 >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from anysize.elastic.skeleton import hollow
+from anysize.elastic.tracing import without_data
 from anysize.errors import ModelError, unknown
 
 Fill = Literal["zeros", "identity", "replicate", "random"]
@@ -40,6 +42,7 @@ class Stage:
     Attributes:
         first: the block that always stays, as the dotted names of its modules; empty where the user named the blocks.
         blocks: those that can be removed, in the order in which they run.
+        given_more: modules among them that are called with more than one argument.
 
     >>> str(Stage(("a.0",), (("a.1",), ("a.2",))))
     'a.0: 3 blocks, of which 2 can be removed: a.1, a.2'
@@ -47,6 +50,7 @@ class Stage:
 
     first: tuple[str, ...]
     blocks: tuple[tuple[str, ...], ...]
+    given_more: frozenset[str] = frozenset()
 
     def removed(self, depth: int) -> tuple[tuple[str, ...], ...]:
         """The blocks that a network of that depth lacks."""
@@ -77,9 +81,17 @@ def removed_modules(found: Sequence[Stage], depth: int | None) -> set[str]:
 def without(module: nn.Module, found: Sequence[Stage], depth: int | None) -> nn.Module:
     """A copy of the structure at that depth: removed blocks are the identity, all other tensors are shared."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    given_more = {name for stage in found for name in stage.given_more}
     for name in removed_modules(found, depth):
-        memo[id(module.get_submodule(name))] = nn.Identity()
+        memo[id(module.get_submodule(name))] = Skipped() if name in given_more else nn.Identity()
     return copy.deepcopy(module, memo)
+
+
+class Skipped(nn.Identity):
+    """Gives back the first of its arguments, whatever else it is called with."""
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return input
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -167,10 +179,11 @@ def _filled(like: Tensor, source: Tensor | None, fill: Fill, random: torch.Gener
 
 @dataclass(frozen=True)
 class _Call:
-    """What a module received and gave in its one call; tensors are compared by identity."""
+    """What a module received first and gave in its one call; tensors are compared by identity."""
 
     given: Tensor
     gave: Tensor
+    more: bool = False  # whether it received more than that
 
     @property
     def preserves(self) -> bool:
@@ -211,20 +224,21 @@ def why_none(module: nn.Module) -> str:
 
 
 def _calls(module: nn.Module, example: Tensor) -> dict[str, _Call | None]:
-    """The call of every module that takes one tensor and gives one; None for those called otherwise or twice."""
+    """The call of every module that takes a tensor first and gives one; None for those called otherwise or twice."""
     bare = hollow(module, constants=False).eval()
     seen: dict[str, list[_Call | None]] = {}
 
     def watch(path: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
-            seen.setdefault(path, []).append(_Call(args[0], output) if plain else None)
+            plain = bool(args) and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+            more = len(args) > 1 or bool(kwargs)
+            seen.setdefault(path, []).append(_Call(args[0], output, more) if plain else None)
 
         return hook
 
     for path, part in bare.named_modules():
         part.register_forward_hook(watch(path), with_kwargs=True)
-    with torch.no_grad():
+    with without_data(), torch.no_grad():
         bare(example.to("meta"))
     return {path: own[0] if len(own) == 1 else None for path, own in seen.items()}
 
@@ -260,7 +274,11 @@ def _stage(
         return parameters and _preserves(row, calls) and not shared & set(row)
 
     blocks = tuple(row for row in rows[1:] if removable(row))
-    return Stage(rows[0], blocks) if blocks else None
+    return Stage(rows[0], blocks, _given_more(blocks, calls)) if blocks else None
+
+
+def _given_more(blocks: Iterable[tuple[str, ...]], calls: Mapping[str, _Call | None]) -> frozenset[str]:
+    return frozenset(name for block in blocks for name in block if (call := calls.get(name)) is not None and call.more)
 
 
 def _preserves(row: Sequence[str], calls: Mapping[str, _Call | None]) -> bool:
@@ -331,7 +349,8 @@ def _named(module: nn.Module, calls: Mapping[str, _Call | None], blocks: Sequenc
     for stage in blocks:
         names = [_full_name(name, parts) for name in stage]
         problems += [problem for name in names if (problem := _obstacle(name, parts, calls, shared)) is not None]
-        made.append(Stage((), tuple((name,) for name in names)))
+        own = tuple((name,) for name in names)
+        made.append(Stage((), own, _given_more(own, calls)))
     if problems:
         raise ModelError("model.blocks: " + "; ".join(problems))
     return tuple(stage for stage in made if stage.blocks)
@@ -352,7 +371,7 @@ def _obstacle(
         return unknown("module", name, [path for path in parts if path])
     call = calls.get(name)
     if call is None:
-        return f"'{name}' is not called exactly once with one tensor, giving one"
+        return f"'{name}' is not called exactly once with a tensor first, giving one"
     if not call.preserves:
         return (
             f"'{name}' turns {tuple(call.given.shape)} into {tuple(call.gave.shape)}; only blocks that keep it can go"
