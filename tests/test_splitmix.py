@@ -117,6 +117,26 @@ def test_a_width_below_the_base_or_above_all_is_refused() -> None:
         SplitMix(base_width=2.0)
 
 
+def test_a_network_that_does_not_fall_into_equal_parts_is_refused() -> None:
+    """The norm's four groups cut across three layers of eight channels."""
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(2, 8) for _ in range(3))
+            self.norm, self.head = nn.GroupNorm(4, 24), nn.Linear(24, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(torch.cat([self.a(x), self.b(x), self.c(x)], 1)))
+
+    x, y = np.zeros((8, 2), np.float32), np.arange(8) % 3
+    made = az.Experiment(
+        data=az.Data(train=(x, y)), clients=2, model=Uneven(), method="splitmix", devices={"capacities": [0.5, 1.0]}
+    )
+    with pytest.raises(MethodError, match=r"does not fall into bases of one shape: of 'a\.weight' one base would have"):
+        made.method.init(made.context)
+
+
 @pytest.mark.parametrize("bases", [None, [9], [0, 1], ["0"]])
 def test_an_update_that_lies_about_its_bases_is_refused(bases: Any) -> None:
     context = context_of(SplitMix(), [0.25, 1.0])

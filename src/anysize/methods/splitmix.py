@@ -140,6 +140,7 @@ class SplitMix(Method[SplitMixState]):
         self._fitting(context, context.sizes[0])
         parts = split(context.axes, width, count)
         bases = {str(i): first_tensors(context, width, kept) for i, kept in enumerate(parts)}
+        _check_alike(bases)
         if self.dual_norm:
             bases = {name: dual_tensors(own, context.skeleton(width)) for name, own in bases.items()}
         return SplitMixState(bases, 0, list(range(count)))
@@ -317,6 +318,19 @@ class SplitMix(Method[SplitMixState]):
             return f"tricks.{looks[0]} looks at each base alone"
         own_inputs = context.tricks.adversarial > 0  # what raises a base's loss is the base's own
         return grouped(self._structure(context), count, context.axes.found.example, own_inputs)
+
+
+def _check_alike(bases: Mapping[str, Tensors]) -> None:
+    """Refuses a network whose parts differ in shape: then its bases are not networks of one kind."""
+    first, *others = bases.values()
+    for name, tensor in first.items():
+        shapes = {tuple(own[name].shape) for own in others} - {tuple(tensor.shape)}
+        if shapes:
+            raise MethodError(
+                f"splitmix: the model does not fall into bases of one shape: of '{name}' one base would have "
+                f"{tuple(tensor.shape)} and another {shapes.pop()}. Its width groups tie channels unevenly, as a group "
+                "norm over concatenated layers does; keep such a group whole with model.keep, or take another method"
+            )
 
 
 _duals: WeakKeyDictionary[nn.Module, Dual] = WeakKeyDictionary()
