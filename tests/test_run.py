@@ -37,6 +37,16 @@ def uncounted(device):
 """
 
 
+def test_an_engine_is_given_by_its_name_and_what_is_no_table_is_told() -> None:
+    def made(**given: Any) -> az.Experiment:
+        return az.Experiment(data="digits", clients=4, model="mlp", method="fedavg", **given)
+
+    assert made(engine="inprocess").config.engine.name == "inprocess"
+    for key in ("devices", "training", "tricks", "evaluation", "partition"):
+        with pytest.raises(ConfigError, match=f"{key}: given 'much', must be a table"):
+            made(**{key: "much"})
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
     """A run of three rounds with evaluation on the server and on the clients."""

@@ -626,3 +626,23 @@ class Translate(nn.Module):
 @topology(2, 6, 5)
 def transformer() -> nn.Module:
     return Translate()
+
+
+class CausalEncoder(nn.Module):
+    """Words that see the words before them; the mask is made on whatever device tensors are made on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 16), nn.Parameter(torch.zeros(1, 6, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 12, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.out(self.encoder(self.words(x) + self.places, mask=mask))
+
+
+@topology(2, 6, integers=11)
+def causal_encoder() -> nn.Module:
+    return CausalEncoder()
