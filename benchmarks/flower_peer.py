@@ -14,7 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,7 @@ from anysize.round import run_round
 
 MISSING = "Flower is not installed, so nothing is compared with it: make bench installs it, or pip install '.[bench]'"
 ROUNDS = 10
+TIMES = 2
 WORKERS = 2
 _RATE = 0.05
 _ROOT = Path(__file__).parents[1]
@@ -41,22 +43,49 @@ _START = "from anysize.start import quick_start; quick_start(); from anysize.eng
 
 
 def against_flower() -> dict[str, Any]:
-    """Seconds of ten rounds after a first one, and of the whole job from the start of its process to the end."""
+    """Seconds of a round after the first, and of the whole job: a start, ten rounds and an end."""
     if find_spec("flwr") is None or find_spec("ray") is None:
         print(MISSING)
         return {"missing": MISSING}
-    found = {}
-    for method in ("heterofl", "flanc"):
-        flower, ours = _measured("on_flower", method), _measured("on_processes", method)
-        found[method] = {
-            "ours_round_seconds": ours["round_seconds"],
-            "flower_round_seconds": flower["round_seconds"],
-            "times_faster": flower["round_seconds"] / ours["round_seconds"],
-            "ours_job_seconds": ours["job_seconds"],
-            "flower_job_seconds": flower["job_seconds"],
-            "times_faster_with_start": flower["job_seconds"] / ours["job_seconds"],
-        }
-    return found
+    return {method: _compared(method) for method in ("heterofl", "flanc")}
+
+
+def _compared(method: str) -> dict[str, float]:
+    """Both sides in turn, several times; what else the machine does can only add time, so the shortest counts."""
+    seen: dict[str, list[Timing]] = {"on_flower": [], "on_processes": []}
+    for _ in range(TIMES):
+        for side, timings in seen.items():
+            timings.append(_measured(side, method))
+    flower, ours = (_shortest(timings) for timings in seen.values())
+    return {
+        "ours_round_seconds": ours.round_seconds(),
+        "flower_round_seconds": flower.round_seconds(),
+        "times_faster": flower.round_seconds() / ours.round_seconds(),
+        "ours_job_seconds": ours.job_seconds(),
+        "flower_job_seconds": flower.job_seconds(),
+        "times_faster_with_start": flower.job_seconds() / ours.job_seconds(),
+    }
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each round, of which the first warms up, and of all else from the start of a process to its end."""
+
+    rounds: tuple[float, ...]
+    rest: float
+
+    def round_seconds(self) -> float:
+        """The mean of ten rounds."""
+        return statistics.mean(self.rounds[1:])
+
+    def job_seconds(self) -> float:
+        """A start, ten rounds and an end."""
+        return self.rest + sum(self.rounds[:ROUNDS])
+
+
+def _shortest(timings: Sequence[Timing]) -> Timing:
+    """Part by part."""
+    return Timing(tuple(map(min, zip(*(timing.rounds for timing in timings)))), min(timing.rest for timing in timings))
 
 
 def on_flower(method: str) -> None:
@@ -155,8 +184,8 @@ def _nodes(grid: Any, count: int) -> list[int]:
     return nodes
 
 
-def _measured(function: str, method: str) -> dict[str, float]:
-    """What a new process measured: seconds of a round without the first, and of the whole process."""
+def _measured(function: str, method: str) -> Timing:
+    """What the job takes in a new process."""
     load = f"from benchmarks.flower_peer import {function}"
     if function == "on_processes":  # workers first, then PyTorch, and no collection at the end: as `anysize run` does
         program = f"{_START}; crew = Crew({WORKERS}); {load}; {function}({method!r}, crew); import gc; gc.freeze()"
@@ -169,4 +198,4 @@ def _measured(function: str, method: str) -> dict[str, float]:
         raise RuntimeError(f"{function}({method!r}) failed:\n{done.stderr[-4000:]}")
     job = time.perf_counter() - began
     rounds = json.loads(done.stdout.splitlines()[-1])
-    return {"round_seconds": statistics.median(rounds[1:]), "job_seconds": job}
+    return Timing(tuple(rounds), job - sum(rounds))
