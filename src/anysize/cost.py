@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from anysize.context import Context, Size
 from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
-from anysize.elastic.tracing import without_data
+from anysize.elastic.tracing import unread_masks, without_data
 from anysize.layout import fast, layout
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
@@ -204,8 +205,37 @@ def _one_step(
             loss = loss + proximal(module, received, context.tricks)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    with without_data() if batch.x.is_meta else nullcontext():
+    with unread_masks(), _OnMeta(module) if batch.x.is_meta else nullcontext():
         return _count(work, module)
+
+
+class _OnMeta:
+    """While entered, what a module makes in its forward is on the meta device; what a method makes around it is not."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._depth = 0
+        self._device = torch.device("meta")
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        for part in self._module.modules():
+            self._handles.append(part.register_forward_pre_hook(self._begin))
+            self._handles.append(part.register_forward_hook(self._end, always_call=True))
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, part: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._depth == 0:
+            self._device.__enter__()
+        self._depth += 1
+
+    def _end(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._device.__exit__(None, None, None)
 
 
 def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
