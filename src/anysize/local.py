@@ -335,7 +335,7 @@ def optimizer_of(training: TrainingConfig, groups: Iterable[ParameterGroup], rat
 
 
 class SGD(torch.optim.SGD):
-    """Torch's own fused step, asked for directly: finding the way there takes as long as ten such steps.
+    """Torch's own fused step, asked for directly: finding the way there takes several times as long as the step.
 
     On small networks that is a twentieth of the training. Momentum buffers are there from the start.
     """

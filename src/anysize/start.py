@@ -18,8 +18,8 @@ def quick_start() -> None:
     and a first call of any of them loads the whole compiler: two seconds in every process, for nothing if nobody
     compiles. As long as the compiler is not loaded, there is nothing that could enter them.
 
-    Torch also makes half a million objects that stay. The collector looks through them again and again while it loads,
-    and once more when the process ends, for half a second; here it leaves them out.
+    Torch also makes a quarter of a million objects that stay. The collector looks through them again and again while
+    it loads, and once more when the process ends, for half a second; here it leaves them out.
     """
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _Finder)

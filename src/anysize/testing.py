@@ -272,12 +272,8 @@ def misfits_are_refused(trial: Trial) -> str | None:
 def customised_is_ordinary(trial: Trial) -> str | None:
     """A customised network of any size consists of the model's own layer types, or is a mean of such; and it runs."""
     x = torch.rand(3, 1, 8, 8, generator=generator("customised_is_ordinary"))
-    allowed = {type(child) for child in trial.experiment.model.modules()} | {
-        nn.Identity,
-        Skipped,
-        Ensemble,
-        nn.ModuleList,
-    }
+    ours = {nn.Identity, Skipped, Ensemble, nn.ModuleList}
+    allowed = {type(child) for child in trial.experiment.model.modules()} | ours
     for size in trial.method.sizes(trial.context):
         network = trial.method.customize(trial.context, trial.state, size).eval()
         strange = {type(child) for child in network.modules()} - allowed
