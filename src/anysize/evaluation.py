@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from anysize.devices import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Absence, Engine, present
 from anysize.errors import AnysizeError, ConfigError, DataError
-from anysize.exams import Examination, Examiner, Subject, finished
+from anysize.exams import Examination, Examiner, Subject, finished, statistics_of
 from anysize.layout import channels_last
 from anysize.local import measure, needs_calibration, with_statistics
-from anysize.methods.base import Client, Method, SubModel
+from anysize.methods.base import Client, Method, Mixture, SubModel
 from anysize.objectives import Batch
 from anysize.rng import derive, generator
 from anysize.tasks import Sums, add
@@ -173,36 +174,51 @@ def calibrated(
     samples: int | None = None,
     missing: list[Absence] | None = None,
 ) -> dict[str, Statistics]:
-    """Batch-norm statistics per size label, from up to `count` clients that can run it; empty if none are needed.
+    """Batch-norm statistics per size label, or of a mixture per member; empty if none are needed.
 
-    Each of them takes all of its training samples, or `samples` of them. A client that does not answer is put into
-    `missing` and not asked again; a size that nobody answers for has no statistics.
+    Each is estimated by up to `count` clients that can run it, on all of their training samples or on `samples` of
+    them. A client that does not answer is put into `missing` and not asked again; what nobody answers for is left out.
     """
     if not needs_calibration(context):
         return {}
     found: dict[str, Statistics] = {}
-    wanted = list(reversed(sizes if sizes is not None else method.sizes(context)))  # the longest work first
-    ids = {size.label: able(context, fleet, size_of_group, size, round, count) for size in wanted}
+    runnable = _runnable(context, method, state, sizes if sizes is not None else method.sizes(context))
+    ids = {label: able(context, fleet, size_of_group, size, round, count) for label, (size, _) in runnable.items()}
     absent: list[Absence] = []
 
     def messages() -> Iterator[SubModel]:
-        for size in wanted:
-            for client in ids[size.label]:
-                message = _message(
-                    context, method, state, size, client, round, "calibrate", calibration_samples=samples
-                )
-                yield with_statistics(message, found[size.label]) if size.label in found else message
+        for label, (size, extract) in runnable.items():
+            for client in ids[label]:
+                asked = _client(context, client, size, round, "calibrate")
+                message = _asking(extract(asked), "calibrate", calibration_samples=samples)
+                yield with_statistics(message, found[label]) if label in found else message
 
     for _ in range(_CALIBRATION_PASSES):
         parts: dict[str, list[Statistics]] = {}
-        for update in present(engine.perform(messages()), absent):
-            parts.setdefault(update.label, []).append(Statistics.of(update.tensors))
+        labels = [label for label in runnable for _ in ids[label]]
+        for answer, label in zip(engine.perform(messages()), labels):
+            for update in present([answer], absent):
+                parts.setdefault(label, []).append(Statistics.of(update.tensors))
         found = {label: merge(own) for label, own in parts.items()}
         silent = {absence.client for absence in absent}
         ids = {label: [client for client in own if client not in silent] for label, own in ids.items()}
     if missing is not None:
         missing.extend(absent)
-    return {size.label: found[size.label] for size in reversed(wanted) if size.label in found}
+    return {label: found[label] for label in reversed(runnable) if label in found}
+
+
+def _runnable(
+    context: Context, method: Method[Any], state: Any, sizes: Sequence[Size]
+) -> dict[str, tuple[Size, Callable[[Client], SubModel]]]:
+    """What clients run to calibrate these sizes: what a device must hold for it, and what a client receives.
+
+    Members of a mixture are all of the smallest size; otherwise every size is run whole, the largest, the longest work,
+    first.
+    """
+    if isinstance(method, Mixture):
+        names = dict.fromkeys(name for size in sizes for name in method.members(context, state, size))
+        return {name: (context.sizes[0], partial(method.member, context, state, name)) for name in names}
+    return {size.label: (size, partial(method.extract, context, state)) for size in reversed(sizes)}
 
 
 def able(
@@ -235,9 +251,11 @@ def on_clients(
     def messages() -> Iterator[SubModel]:
         for client in ids:
             size = size_of_group[groups[client].name]
-            message = _message(context, method, state, size, client, round, "evaluate", batch_size=batch_size)
-            runs = trained(method, context, size).label  # FedAvg at the weakest width runs that on every device
-            yield with_statistics(message, statistics[runs]) if runs in statistics else message
+            asked = _client(context, client, size, round, "evaluate")
+            message = _asking(method.extract(context, state, asked), "evaluate", batch_size=batch_size)
+            runs = trained(method, context, size)  # FedAvg at the weakest width runs that on every device
+            own = statistics_of(context, method, state, runs, statistics)
+            yield message if own is None else with_statistics(message, own)
 
     rows = []
     for update in present(engine.perform(messages()), [] if missing is None else missing):
@@ -260,7 +278,7 @@ def judged(
     ids = _asked(context, fleet, round, count)
     clients = [Client(c, i, context.sizes[0], round, 0, context.seed, "evaluate") for i, c in enumerate(ids)]
     messages = (message(client) for client in clients)
-    asked = (replace(m, ticket=m.ticket | {"task": "evaluate"}) for m in messages)
+    asked = (_asking(message, "evaluate") for message in messages)
     total: Sums = {}
     for update in present(engine.perform(asked), [] if missing is None else missing):
         add(total, update.ticket["sums"])
@@ -300,10 +318,12 @@ def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[
     return summary
 
 
-def _message(
-    context: Context, method: Method[Any], state: Any, size: Size, client: int, round: int, task: str, **more: Any
-) -> SubModel:
-    message = method.extract(context, state, Client(client, 0, size, round, 0, context.seed, task))
+def _client(context: Context, id: int, size: Size, round: int, task: str) -> Client:
+    return Client(id, 0, size, round, 0, context.seed, task)
+
+
+def _asking(message: SubModel, task: str, **more: Any) -> SubModel:
+    """The message with the task that its client is to do."""
     return replace(message, ticket=message.ticket | {"task": task} | more)
 
 

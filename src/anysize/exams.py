@@ -21,7 +21,7 @@ from anysize.data import Part
 from anysize.elastic.norm import Statistics, attach
 from anysize.layout import answering
 from anysize.local import batches, measured
-from anysize.methods.base import Method
+from anysize.methods.base import Method, Mixture
 from anysize.rng import generator
 from anysize.tasks import Sums
 from anysize.wire import Json, Tensors, flatten, restore
@@ -40,7 +40,7 @@ class Exam:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged: a state, and the batch-norm statistics of its sizes by label, where they are not in the state."""
+    """What is judged: a state, and the batch-norm statistics that are not in it, by size label or member name."""
 
     state: Any
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
@@ -122,9 +122,20 @@ def finished(
 ) -> nn.Module:
     """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
     network = method.customize(context, state, size)
-    if size.label in statistics and method.levels(context) is None:
-        attach(network, statistics[size.label])
+    own = statistics_of(context, method, state, size, statistics)
+    if own is not None and method.levels(context) is None:
+        attach(network, own)
     return network.eval()
+
+
+def statistics_of(
+    context: Context, method: Method[Any], state: Any, size: Size, known: Mapping[str, Statistics]
+) -> Statistics | None:
+    """The batch-norm statistics of a size: of a mixture those of its members, else its own; None if unknown."""
+    members = method.members(context, state, size) if isinstance(method, Mixture) else []
+    if members and all(name in known for name in members):
+        return Statistics.joined([known[name] for name in members])
+    return known.get(size.label)
 
 
 def stretches(lengths: Sequence[int], least: int) -> list[tuple[int, int]]:

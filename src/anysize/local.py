@@ -230,7 +230,10 @@ def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: boo
     key = (id(method), sub_model.width, sub_model.finished, fixed, shapes)
     if key not in context.built:
         module = place(layout(method.build(context, sub_model)), context.device)
-        context.built[key] = (method, module, dict(constants(module)))
+        # Only a network that holds the message's own tensors can be loaded with another message's. One whose weights
+        # are made from them, such as products of factors, would keep the weights it was built with.
+        if {name for name, _ in named_tensors(module)} == set(sub_model.tensors):
+            context.built[key] = (method, module, dict(constants(module)))
         return module
     _, module, first = context.built[key]
     load_into(module, sub_model.tensors)

@@ -36,10 +36,10 @@ from anysize.engines.processes import Processes, obstacle
 from anysize.engines.stacked import Stacked
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, unknown
 from anysize.evaluation import by_group, calibrated, judged, on_clients, on_test, under_attack, untrained
-from anysize.exams import finished
+from anysize.exams import finished, statistics_of
 from anysize.experiment import Experiment, Signature, evaluation_part, metric_names
 from anysize.local import batches, draw, needs_calibration
-from anysize.methods.base import Client, Update
+from anysize.methods.base import Client, Mixture, Update
 from anysize.profiling import Clock, measuring, stage
 from anysize.report import read_events
 from anysize.rng import generator
@@ -214,18 +214,14 @@ class Run:
     def evaluate(
         self, sizes: Sequence[float | str] | None = None, robustness: float | None = None
     ) -> dict[str, dict[str, float]]:
-        """The metrics per size label on the test set, for trained sizes or any others.
-
-        Trained sizes are measured as the run itself measured them. A size that was never trained has statistics of its
-        own estimated first, except where every network is normalised by the batch at hand.
-        """
+        """The customised networks' metrics on the test set by size label, for trained sizes or any others."""
         test, batch = evaluation_part(self.experiment), self.config.evaluation.batch_size
         wanted = self._wanted(sizes, robustness)
         context, method = self.experiment.context, self.experiment.method
         hold_memory()
         with one_thread():
             apart = self.config.evaluation.by_domain
-            return on_test(context, method, self.state, test, self._measured(wanted), batch, wanted, apart)
+            return on_test(context, method, self.state, test, self._statistics(wanted), batch, wanted, apart)
 
     def attack(
         self,
@@ -246,7 +242,7 @@ class Run:
         context, method = self.experiment.context, self.experiment.method
         check_attackable(self.experiment)
         with one_thread():
-            statistics = self._measured(wanted)
+            statistics = self._statistics(wanted)
             strength = options.model_copy(update={"attack": chosen})
             return under_attack(context, method, self.state, test, statistics, strength, wanted)
 
@@ -267,25 +263,19 @@ class Run:
             raise ConfigError(f"robustness {robustness:g}: allowed: {levels}")
         return replace(size, robustness=float(robustness))
 
-    def _measured(self, wanted: Sequence[Size]) -> dict[str, Statistics]:
-        """The statistics with which sizes are measured: none where every network is normalised by the batch at hand."""
-        context = self.experiment.context
-        treatment, trained = context.tricks.batch_norm, {size.label for size in self.sizes}
-        fixed = [s for s in wanted if treatment == "calibrated" or (treatment != "batch" and s.label not in trained)]
-        return {s.label: made for s in fixed if (made := self._statistics([s]).get(s.label)) is not None}
-
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
-        """Statistics of these sizes: those of the checkpoint, or estimated now if it has none for them."""
-        experiment, known = self.experiment, self._checkpoint.statistics
-        if self.levels is not None:  # such networks have their own
+        """Statistics of these sizes: those of the checkpoint, and what it lacks estimated now."""
+        context, method, known = self.experiment.context, self.experiment.method, self._checkpoint.statistics
+        if self.levels is not None or not batch_norms(context.template):  # networks that have their own, or need none
             return {}
+        missing = [size for size in sizes if statistics_of(context, method, self.state, size, known) is None]
         trained = {size.label for size in self.sizes}
-        missing = [size for size in sizes if size.label not in known and size.label in trained]
-        if missing and needs_calibration(experiment.context):
-            known = known | self._calibrated(missing)
-        if batch_norms(experiment.context.template):
-            known = known | {size.label: self._untrained(size) for size in sizes if size.label not in trained}
-        return known
+        # A mixture's members were all trained, whichever sizes were: their statistics are known, or calibrated as ever.
+        new = [size for size in missing if size.label not in trained and not isinstance(method, Mixture)]
+        old = [size for size in missing if size not in new]
+        if old and needs_calibration(context):
+            known = known | self._calibrated(old)
+        return known | {size.label: self._untrained(size) for size in new}
 
     def _calibrated(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of sizes, estimated now on the clients' data, if it is here."""
@@ -542,17 +532,17 @@ class _Runner:
         """Calibrates if it must, measures, and puts the statistics into the checkpoint."""
         experiment = self._experiment
         config, context, method = experiment.config, experiment.context, experiment.method
-        last = current.round == config.rounds
-        if context.tricks.batch_norm == "calibrated" or last:
-            current.statistics = _calibrate(experiment, current.state, engine, fleet, current.round, missing=missing)
-        used = current.statistics if context.tricks.batch_norm == "calibrated" else {}
+        current.statistics = used = _calibrate(experiment, current.state, engine, fleet, current.round, missing=missing)
         event: Json = {}
         metric = context.task.metric
         if "test" in config.evaluation.on:
             test, batch = evaluation_part(experiment), config.evaluation.batch_size
             apart = config.evaluation.by_domain
             metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart, engine=engine)
-            event = {metric: {label: values[metric] for label, values in metrics.items()}, "metrics": metrics}
+            event = {metric: _main(metrics, metric), "metrics": metrics}
+            if used and context.tricks.batch_norm == "batch":  # as papers test that normalise by the test batch
+                by_batch = on_test(context, method, current.state, test, {}, batch, engine=engine)
+                event["by_test_batch"] = _main(by_batch, metric)
             if config.evaluation.attack != "none":
                 event["robust"] = under_attack(context, method, current.state, test, used, config.evaluation)
         if "clients" in config.evaluation.on:
@@ -675,6 +665,11 @@ class _Runner:
     def _event(self, event: Json) -> None:
         directories.append_event(self._directory, event)
         self._on_event(event)
+
+
+def _main(metrics: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
+    """One metric of every size."""
+    return {label: values[metric] for label, values in metrics.items()}
 
 
 def _missing(tally: Tally, asked: Sequence[Absence]) -> Json:

@@ -10,8 +10,11 @@ A method that cannot keep a law says so in `exceptions`, with the reason; such a
 from __future__ import annotations
 
 import copy
+import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,17 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from anysize.context import Context, Size
-from anysize.data import Data
+from anysize.data import Data, to_input
+from anysize.directory import CLIENTS
 from anysize.elastic.depth import Skipped
 from anysize.elastic.ensemble import Ensemble
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import tensors_of
 from anysize.engines.inprocess import one_thread
 from anysize.errors import AnysizeError
-from anysize.experiment import Experiment
+from anysize.experiment import Experiment, evaluation_part
 from anysize.local import built, perform
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.rng import generator
+from anysize.run import Run
 from anysize.wire import Json, Tensors, copies, dump, flatten, load, restore
 
 Law = Callable[["Trial"], str | None]
@@ -60,7 +65,10 @@ class Trial:
     experiment: Experiment
     context: Context
     state: Any
+    again: Callable[..., Experiment]
+    """The same experiment as a new process would make it; takes further keywords of `Experiment`."""
     _trained: list[Update] = field(default_factory=list, repr=False, compare=False)
+    _runs: list[tuple[Run, tempfile.TemporaryDirectory[str]]] = field(default_factory=list, repr=False, compare=False)
 
     def client(self, position: int, size: Size) -> Client:
         """The client at a position, of a size."""
@@ -91,6 +99,23 @@ class Trial:
         message = self.extract(client)
         update = self.method.pack(self.method.build(self.context.for_client(), message), message)
         return replace(update, ticket=update.ticket | {"samples": client.samples, "loss": 0.0, "classes": None})
+
+    def short(self, rounds: int = 2) -> Experiment:
+        """The experiment anew, with a few short rounds, each evaluated on the test set and on clients."""
+        return self.again(
+            rounds=rounds,
+            evaluate_every=1,
+            training={"batch_size": 8, "local_steps": 2},
+            partition={"validation": 0.25},
+            evaluation={"on": ["test", "clients"], "clients": 2, "calibration_clients": 2},
+        )
+
+    def run(self) -> Run:
+        """The short experiment's run, made once; its directory goes with the trial."""
+        if not self._runs:
+            folder = tempfile.TemporaryDirectory()
+            self._runs.append((self.short().run(folder.name), folder))
+        return self._runs[0][0]
 
     def aggregate(self, updates: Sequence[Update]) -> Tensors:
         """The new state's tensors."""
@@ -142,7 +167,8 @@ def make_trial(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = model if model is not None else convolutional()
-    experiment = Experiment(
+    again = partial(
+        Experiment,
         data=Data(train=(x, y), test=(x, y)),
         clients=8,
         model=network,
@@ -152,7 +178,8 @@ def make_trial(
         training={"batch_size": 8},
         tricks=tricks,
     )
-    return Trial(method, experiment, experiment.context, method.init(experiment.context))
+    experiment = again()
+    return Trial(method, experiment, experiment.context, method.init(experiment.context), again)
 
 
 def full_round_trip(trial: Trial) -> str | None:
@@ -289,22 +316,57 @@ def customised_is_ordinary(trial: Trial) -> str | None:
 def clients_run_what_is_customised(trial: Trial) -> str | None:
     """The network that a client is asked to evaluate or to calibrate is the customised one of its size.
 
-    One client is asked about all sizes in turn, so that networks are used again where the method says that they can be.
+    One client is asked about all sizes in turn, of the first state and of the one after a round, so that networks are
+    used again where the method says that they can be.
     """
     x = torch.rand(4, 1, 8, 8, generator=generator("clients_run_what_is_customised"))
     context = replace(trial.context.for_client(), built={})
-    for size in trial.method.sizes(trial.context):
-        message = trial.extract(replace(trial.client(0, size), task="evaluate"))
-        message = replace(message, ticket=message.ticket | {"task": "evaluate"})
-        asked = built(context, trial.method, message).eval()
-        network = trial.method.customize(trial.context, trial.state, size).eval()
-        if [n.num_features for n in batch_norms(asked)] != [n.num_features for n in batch_norms(network)]:
-            return f"size {size.label}: other batch-norm layers than in the customised network"
-        with torch.no_grad():
-            problem = _difference({"output": network(x)}, {"output": asked(x)}, 1e-4)
-        if problem is not None:
-            return f"size {size.label}: {problem}"
+    after = trial.method.aggregate(trial.context, trial.state, iter(trial.trained()))
+    for now in (trial, replace(trial, state=after)):
+        for size in trial.method.sizes(trial.context):
+            asked = built(context, trial.method, now.extract(replace(trial.client(0, size), task="evaluate"))).eval()
+            network = trial.method.customize(trial.context, now.state, size).eval()
+            if [n.num_features for n in batch_norms(asked)] != [n.num_features for n in batch_norms(network)]:
+                return f"size {size.label}: other batch-norm layers than in the customised network"
+            with torch.no_grad():
+                problem = _difference({"output": network(x)}, {"output": asked(x)}, 1e-4)
+            if problem is not None:
+                return f"size {size.label}: {problem}"
     return None
+
+
+def reported_is_shipped(trial: Trial) -> str | None:
+    """Every metric in a run's last event is that of the customised network on the same data."""
+    run, task = trial.run(), trial.context.task
+    part = evaluation_part(trial.experiment)
+    x, y = part.batch(torch.arange(len(part)))
+    for size in run.sizes:
+        found = run.history[-1]["metrics"][size.label]
+        with torch.no_grad():
+            metrics = task.metrics(task.sums(run.customize(size.label)(to_input(x)), y))
+        for name, value in metrics.items():
+            # One batch of all rounds otherwise than the run's own batches, which may turn one sample's answer.
+            if not math.isclose(value, found[name], rel_tol=1e-3, abs_tol=1.01 / len(y)):
+                return f"size {size.label}: {name} is {found[name]:g} in the events and {value:g} as shipped"
+    return None
+
+
+def resumed_is_unbroken(trial: Trial) -> str | None:
+    """A run that another process goes on with ends in the state and the evaluated numbers of one that never stopped."""
+    whole = trial.run()
+    with tempfile.TemporaryDirectory() as folder:
+        trial.short(rounds=1).run(folder)
+        resumed = trial.short().run(folder, resume=True)
+        rows = [(run.directory / CLIENTS).read_bytes() for run in (whole, resumed)]
+        events = resumed.history
+    problem = _difference(flatten(whole.state)[0], flatten(resumed.state)[0])
+    if problem is not None:
+        return f"the state: {problem}"
+    for one, other in zip(whole.history, events, strict=True):
+        for key in sorted(set(one) - {"seconds"}):
+            if one[key] != other.get(key):
+                return f"round {one['round']}: {key} is {other.get(key)}, and {one[key]} in the unbroken run"
+    return None if rows[0] == rows[1] else f"{CLIENTS} differs"
 
 
 def pretrained_start(trial: Trial) -> str | None:
@@ -335,6 +397,8 @@ LAWS: dict[str, Law] = {
         misfits_are_refused,
         customised_is_ordinary,
         clients_run_what_is_customised,
+        reported_is_shipped,
+        resumed_is_unbroken,
         pretrained_start,
     )
 }

@@ -69,6 +69,15 @@ class Statistics:
         return named
 
     @classmethod
+    def joined(cls, parts: Sequence[Statistics]) -> Statistics:
+        """The statistics of several networks as those of one that lists their layers one network after another."""
+        return cls(
+            tuple(mean for part in parts for mean in part.means),
+            tuple(variance for part in parts for variance in part.variances),
+            tuple(count for part in parts for count in part.counts),
+        )
+
+    @classmethod
     def of(cls, named: dict[str, Tensor]) -> Statistics:
         """The inverse of `tensors`."""
         layers = range(len(named) // 3)

@@ -261,6 +261,22 @@ class Method(ABC, Generic[State]):
         return []
 
 
+class Mixture(ABC, Generic[State]):
+    """What a method also derives from if its networks are means of smaller ones, each of which every client can run.
+
+    Batch-norm statistics are then estimated once for each member, by clients of every size, and a network of any size
+    has those of its members.
+    """
+
+    @abstractmethod
+    def members(self, context: Context, state: State, size: Size) -> Sequence[str]:
+        """The names of the networks whose mean the customised network of that size is, in its order."""
+
+    @abstractmethod
+    def member(self, context: Context, state: State, name: str, client: Client) -> SubModel:
+        """What a client receives to evaluate or to calibrate one member."""
+
+
 def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) -> SubModel:
     """A sub-model with the ticket that every client task needs."""
     ticket = {

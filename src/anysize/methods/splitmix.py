@@ -51,6 +51,7 @@ from anysize.methods.base import (
     Client,
     Judge,
     Method,
+    Mixture,
     ParameterGroup,
     SubModel,
     Update,
@@ -103,7 +104,7 @@ def sampled_bases(count: int, bases: int, place: int, seed: int, rest: torch.Gen
 
 
 @dataclass(frozen=True)
-class SplitMix(Method[SplitMixState]):
+class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
     """Base networks of the smallest width, mixed on demand.
 
     Attributes:
@@ -151,8 +152,7 @@ class SplitMix(Method[SplitMixState]):
         if client.task == "train":
             place, rest = state.served + client.position, client.generator("bases")
             chosen = sampled_bases(count, len(state.bases), place, client.seed, rest)
-        tensors = {f"{i}.{name}": tensor for i in chosen for name, tensor in state.bases[str(i)].items()}
-        return sub_model(client, tensors, width=client.size.width, bases=chosen)
+        return sub_model(client, _named(chosen, state), width=client.size.width, bases=chosen)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         chosen = sub_model.ticket["bases"]
@@ -213,6 +213,14 @@ class SplitMix(Method[SplitMixState]):
 
     def customize(self, context: Context, state: SplitMixState, size: Size) -> nn.Module:
         """Algorithm 1, line 11: the first floor(R / r) bases."""
+        chosen = self._mixed(context, state, size)
+        return mixed([self._network(context, state.bases[str(base)], size.robustness) for base in chosen])
+
+    def members(self, context: Context, state: SplitMixState, size: Size) -> Sequence[str]:
+        return [_MEMBER.format(base) for base in self._mixed(context, state, size)]
+
+    def _mixed(self, context: Context, state: SplitMixState, size: Size) -> list[int]:
+        """The bases of a size, in the order in which they are mixed."""
         width = self._width(context)
         count = bases_within(size.width, width)
         if not 1 <= count <= len(state.bases):
@@ -220,7 +228,11 @@ class SplitMix(Method[SplitMixState]):
                 f"splitmix: width {size.width:g} was asked for; the bases have width {width:g}, and {len(state.bases)} "
                 "of them are all"
             )
-        return mixed([self._network(context, state.bases[str(i)], size.robustness) for i in state.order[:count]])
+        return state.order[:count]
+
+    def member(self, context: Context, state: SplitMixState, name: str, client: Client) -> SubModel:
+        base = next(i for i in state.order if _MEMBER.format(i) == name)
+        return sub_model(client, _named([base], state), width=self._width(context), bases=[base])
 
     def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
         count = trained_parameters(self._structure(context))
@@ -238,12 +250,10 @@ class SplitMix(Method[SplitMixState]):
         if not self.sort_bases:
             return state
         task = context.task
-
-        def message(base: int, client: Client) -> SubModel:
-            tensors = {f"{base}.{name}": tensor for name, tensor in state.bases[str(base)].items()}
-            return sub_model(client, tensors, width=self._width(context), bases=[base])
-
-        found = {base: judge(partial(message, base))[task.metric] for base in range(len(state.bases))}
+        found = {
+            base: judge(partial(self.member, context, state, _MEMBER.format(base)))[task.metric]
+            for base in range(len(state.bases))
+        }
         order = sorted(found, key=lambda base: (-found[base] if task.higher_is_better else found[base], base))
         return replace(state, order=order)
 
@@ -333,6 +343,8 @@ def _check_alike(bases: Mapping[str, Tensors]) -> None:
             )
 
 
+_MEMBER = "base {}"
+
 _duals: WeakKeyDictionary[nn.Module, Dual] = WeakKeyDictionary()
 
 _HARMLESS = {
@@ -346,6 +358,11 @@ def _looking_at_bases(tricks: Tricks) -> list[str]:
     """The chosen tricks that need each base as a network of its own."""
     chosen = [f.name for f in fields(tricks) if f.name not in _HARMLESS and getattr(tricks, f.name) != f.default]
     return chosen + (["batch_norm"] if tricks.batch_norm == "local" else [])
+
+
+def _named(bases: Iterable[int], state: SplitMixState) -> Tensors:
+    """The tensors of several bases under the names that they have in a message."""
+    return {f"{base}.{name}": tensor for base in bases for name, tensor in state.bases[str(base)].items()}
 
 
 def _part(tensors: Mapping[str, Tensor], base: int) -> Tensors:
