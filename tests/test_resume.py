@@ -53,14 +53,23 @@ def numbers(run: az.Run) -> list[dict[str, Any]]:
     return [{key: value for key, value in event.items() if key != "seconds"} for event in run.history]
 
 
-@pytest.fixture(scope="module", params=["flanc", "heterofl, local norms, server momentum"])
+NORMALISED = {"name": "small-cnn", "options": {"channels": [4, 8]}}
+TABLES: dict[str, dict[str, Any]] = {
+    "flanc": {},
+    "prism, calibrated": {"method": {"name": "prism"}, "model": NORMALISED, "tricks": {"batch_norm": "calibrated"}},
+    "heterofl, local norms, server momentum": {
+        "method": {"name": "heterofl"},
+        "model": NORMALISED,
+        "devices": {"clients_per_round": 3},
+        "tricks": {"batch_norm": "local", "server_momentum": 0.5},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=list(TABLES))
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """The tables of an experiment, and its run from beginning to end."""
-    tables = changes()
-    if request.param != "flanc":
-        model = {"name": "small-cnn", "options": {"channels": [4, 8]}}
-        tables = changes(method={"name": "heterofl"}, model=model, devices={"clients_per_round": 3})
-        tables["tricks"] = {"batch_norm": "local", "server_momentum": 0.5}
+    tables = changes(**TABLES[request.param])
     return tables, small.experiment(**tables).run(tmp_path_factory.mktemp("whole") / "run")
 
 

@@ -24,9 +24,10 @@ from anysize.elastic.ensemble import Ensemble, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, pays, stacked
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow
-from anysize.engines.inprocess import one_thread
+from anysize.engines.inprocess import InProcess, one_thread
 from anysize.errors import ConfigError, DataError, MethodError
-from anysize.evaluation import on_test
+from anysize.evaluation import calibrated, on_test
+from anysize.exams import finished as finished_network
 from anysize.local import perform
 from anysize.methods import Client, FedAvg, SplitMix
 from anysize.methods.splitmix import SplitMixState, sampled_bases
@@ -427,6 +428,28 @@ def test_costs_grow_by_whole_bases(finished: az.Run) -> None:
         assert cost.parameters == count * base.parameters
         assert cost.macs == count * base.macs
         assert cost.training_macs == pytest.approx(count * base.training_macs, abs=count)
+
+
+def test_every_base_is_calibrated_by_clients_of_every_budget_and_reused_in_every_size() -> None:
+    trial = make_trial(SplitMix(), None, [0.25, 1.0], {"batch_norm": "calibrated"})
+    context, state, made = trial.context, trial.state, trial.experiment
+    engine = InProcess(context, trial.method, made.shares, {})
+    found = calibrated(context, trial.method, state, engine, made.fleet, made.size_of_group, 1, count=8)
+    assert list(found) == [f"base {i}" for i in reversed(range(4))]
+    x = torch.cat([made.shares.share(client).train.batch(torch.arange(12))[0] for client in range(8)]).float() / 255
+    for base in range(4):  # what enters the first batch-norm, over the samples of all clients
+        weights = state.bases[str(base)]
+        entering = nn.functional.conv2d(x, weights["0.weight"], weights["0.bias"], padding=1).numpy()
+        own = found[f"base {base}"]
+        np.testing.assert_allclose(own.means[0], entering.mean((0, 2, 3)), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(own.variances[0], entering.var((0, 2, 3)), rtol=1e-4, atol=1e-6)
+    for count in (1, 2, 3, 4):  # three bases are a size that nobody trained
+        network = finished_network(context, trial.method, state, Size(count / 4), found)
+        norms = [layer.running_mean for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+        assert len(norms) == count
+        for base, mean in enumerate(norms):
+            assert mean is not None
+            assert torch.equal(mean, found[f"base {base}"].means[0])
 
 
 def test_mixing_one_network_gives_that_network() -> None:

@@ -27,9 +27,9 @@ class Tricks:
     Attributes:
         masked_loss: logits of classes that a client does not hold are set to zero in its loss (HeteroFL).
         classwise_head: a row of the classifier is averaged only over clients that hold its class (HeteroFL).
-        batch_norm: what normalises, and what is kept. "batch": statistics of the batch, also in tests; "tracked":
-            running statistics, averaged with the weights; "calibrated": statistics of the batch in training, estimated
-            afresh for tests; "local": norm layers never leave the client.
+        batch_norm: what normalises, and what is kept. "tracked": running statistics, averaged with the weights;
+            "calibrated": statistics of the batch in training, estimated afresh for tests; "batch": the same, tested by
+            the statistics of the test batch too; "local": norm layers never leave the client.
         weighting: a client's weight in an average, its number of samples or one.
         rescaled_init: networks that are narrower than the full one start with parts of its weights, at the scale of the
             full width (Split-Mix); without, at the scale that a network of their own width draws. Methods that start
