@@ -26,25 +26,25 @@ INTRODUCTION = """\
 
 Every key of an experiment file, with its type, its default and what it means. This page is generated from the code.
 
-An experiment is a TOML file with one table per part. Required are `data.name`, `model.name`, `method.name`, and
-`data.clients` unless the split is natural. `anysize run FILE --set key=value` changes a key for one run, with dots
-between the parts: `--set training.learning_rate=0.1`. Unknown keys are refused with the nearest match; all problems of
-a file are reported together. The complete file, every default written out, is `config.toml` in the run directory.
+An experiment is a TOML file with one table per subject. It must set `data.name`, `model.name`, `method.name`, and
+`data.clients` unless the split is natural. `anysize run FILE --set key=value` changes a key for one run; a dot joins
+table and key: `--set training.learning_rate=0.1`. anysize refuses an unknown key and names the closest one; it reports
+all problems of a file together. The complete file, every default written out, is `config.toml` in the run directory.
 
-"absent" means: leave the key out.
+"absent" means that the file leaves the key out.
 """
 
 NOTES: Mapping[str, str] = {
     "data": 'The name `"devices"` is reserved for fleets whose devices bring their own data; this version refuses it. '
     'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
-    "method": "The method's own options stand beside the name. They are listed [below](#options-of-the-methods).",
-    "tricks": "Any method takes any trick. What each does where a key is absent is listed [below](#tricks-by-method).",
+    "method": "The method's own options are keys beside the name. They are listed [below](#options-of-the-methods).",
+    "tricks": "Any method takes any trick. The defaults of each method are listed [below](#tricks-by-method).",
     "engine": "Clients run `inprocess`, in worker `processes`, or on the simulation of `flower`, with the same bits. "
-    "Flower is an extra, `pip install 'anysize[flower]'`; it starts Ray here, or uses the cluster that `RAY_ADDRESS` "
-    "names, and `workers` is how many clients it trains at a time. The variable `ANYSIZE_ENGINE` names the engine of "
-    "files that name none. A live network or task, or a method defined in the main script, runs in this process. "
-    "An accelerator that PyTorch does not find is refused. `round_timeout`, `min_clients` and `void_rounds` are for "
-    "[fleets](deployment.md).",
+    "Flower is an extra, `pip install 'anysize[flower]'`; it starts Ray on this machine, or uses the cluster that "
+    "`RAY_ADDRESS` names, and trains `workers` clients at a time. The environment variable `ANYSIZE_ENGINE` sets the "
+    "engine for files that name none. A live network or task, or a method defined in the main script, runs in this "
+    "process. anysize refuses an accelerator that PyTorch does not find. `round_timeout`, `min_clients` and "
+    "`void_rounds` are for [fleets](deployment.md).",
 }
 """What the fields do not say, by table."""
 
@@ -154,7 +154,7 @@ def asked(metadata: list[Any]) -> str:
 
 def options_of_methods() -> str:
     """The hyperparameters of every method."""
-    lines = ["## Options of the methods", "", "They stand in `[method]`, beside the name.", ""]
+    lines = ["## Options of the methods", "", "These are keys of `[method]`, beside the name.", ""]
     lines += ["| method | key | default | meaning |", "| --- | --- | --- | --- |"]
     for name, _ in methods():
         kind: Any = type(make(name))
@@ -182,7 +182,7 @@ def tricks_by_method() -> str:
     lines = [
         "## Tricks by method",
         "",
-        "Where a key of `[tricks]` is absent, a method does what its paper or its authors' code does.",
+        "If a key of `[tricks]` is absent, a method does what its paper or its authors' code does.",
         "",
     ]
     lines += [cells("key", *(f"`{name}`" for name in names)), cells(*["---"] * (len(names) + 1))]
@@ -196,7 +196,7 @@ def options_of(what: str, key: str, known: Mapping[str, Callable[..., Any]], giv
     lines = [
         f"## Options of the {what}",
         "",
-        f"They stand in `{key}`, a table.",
+        f"These are keys of the table `{key}`.",
         "",
         "| name | options |",
         "| --- | --- |",
