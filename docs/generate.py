@@ -35,16 +35,17 @@ a file are reported together. The complete file, every default written out, is `
 """
 
 NOTES: Mapping[str, str] = {
-    "data": 'The name `"devices"` is reserved for fleets whose devices bring their own data; this version refuses it. '
+    "data": 'With the name `"devices"` every device has its own data, and the experiment is for '
+    "[fleets](deployment.md). "
     'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
     "method": "The method's own options stand beside the name. They are listed [below](#options-of-the-methods).",
     "tricks": "Any method takes any trick. What each does where a key is absent is listed [below](#tricks-by-method).",
     "engine": "Clients run `inprocess`, in worker `processes`, or on the simulation of `flower`, with the same bits. "
-    "Flower is an extra, `pip install 'anysize[flower]'`; it starts Ray here, or uses the cluster that `RAY_ADDRESS` "
-    "names, and `workers` is how many clients it trains at a time. The variable `ANYSIZE_ENGINE` names the engine of "
-    "files that name none. A live network or task, or a method defined in the main script, runs in this process. "
-    "An accelerator that PyTorch does not find is refused. `round_timeout`, `min_clients` and `void_rounds` are for "
-    "[fleets](deployment.md).",
+    "Flower is an extra, `pip install '.[flower]'` in a checkout; it starts Ray here, or uses the cluster that "
+    "`RAY_ADDRESS` names, and `workers` is how many clients it trains at a time. The variable `ANYSIZE_ENGINE` names "
+    "the engine of files that name none. A live network or task, or a method defined in the main script, runs in this "
+    "process. An accelerator that PyTorch does not find is refused. `round_timeout`, `min_clients` and `void_rounds` "
+    "are for [fleets](deployment.md).",
 }
 """What the fields do not say, by table."""
 

@@ -401,11 +401,15 @@ def demo(
 ) -> None:
     """Train FLANC across 20 devices of four sizes on handwritten digits, and export two of the networks."""
     from anysize.customize import export as write
+    from anysize.customize import onnx_needs
 
     file = Path(str(files("anysize") / "demo.toml"))
     out.print("20 devices of four sizes learn handwritten digits together; nobody shares an image.\n")
     made = _run(file, [], out_, resume=False, overwrite=True)
     out.print()
+    if (missing := onnx_needs()) is not None:
+        _say(f"no ONNX files: {missing}")
+        return
     for label in ("0.25", "1.0"):
         path = out_ / f"net-{label}.onnx"
         with err.status(f"exporting {path}"):
