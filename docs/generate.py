@@ -35,12 +35,13 @@ all problems of a file together. The complete file, every default written out, i
 """
 
 NOTES: Mapping[str, str] = {
-    "data": 'The name `"devices"` is reserved for fleets whose devices bring their own data; this version refuses it. '
+    "data": 'With the name `"devices"` every device has its own data, and the experiment is for '
+    "[fleets](deployment.md). "
     'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
     "method": "The method's own options are keys beside the name. They are listed [below](#options-of-the-methods).",
     "tricks": "Any method takes any trick. The defaults of each method are listed [below](#tricks-by-method).",
     "engine": "Clients run `inprocess`, in worker `processes`, or on the simulation of `flower`, with the same bits. "
-    "Flower is an extra, `pip install 'anysize[flower]'`; it starts Ray on this machine, or uses the cluster that "
+    "Flower is an extra, `pip install '.[flower]'` in a checkout; it starts Ray on this machine, or uses the cluster that "
     "`RAY_ADDRESS` names, and trains `workers` clients at a time. The environment variable `ANYSIZE_ENGINE` sets the "
     "engine for files that name none. A live network or task, or a method defined in the main script, runs in this "
     "process. anysize refuses an accelerator that PyTorch does not find. `round_timeout`, `min_clients` and "

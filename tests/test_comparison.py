@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,31 @@ def test_asking_again_runs_only_what_is_new_and_goes_on_where_it_stopped(tmp_pat
     small.experiment(rounds=2, method={"name": "heterofl"}).run(tmp_path / "alone")
     alone = (tmp_path / "alone/state.safetensors").read_bytes()
     assert alone == (tmp_path / "all/heterofl-0/state.safetensors").read_bytes()
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+from anysize.methods import HeteroFL
+
+@dataclass(frozen=True)
+class Mine(HeteroFL):
+    pass
+"""
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "processes"])
+def test_a_method_beside_the_experiment_file_is_compared_from_any_folder(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "own_method.py").write_text(OWN_METHOD)
+    source = small.file(tmp_path, rounds=1, engine={"name": engine, "workers": 2})
+    methods = ["--methods", "heterofl,own_method:Mine"]
+    command = [sys.executable, "-m", "anysize", "compare", str(source), *methods, "--json"]
+    done = subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    values = {(row["method"], row["size"]): row["values"] for row in json.loads(done.stdout)["rows"]}
+    assert len(values) == 4
+    for size in ("0.5", "1.0"):  # one method under two names
+        assert values["own_method:Mine", size] == values["heterofl", size]
 
 
 @pytest.mark.parametrize(

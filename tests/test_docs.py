@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import pytest
 import torch
 import typer
@@ -141,8 +140,7 @@ def test_experiment_page_is_what_the_generator_prints() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_and_their_options_exist(page: Path) -> None:
-    known = typer.main.get_command(cli.app)
-    assert isinstance(known, click.Group)
+    known: Any = typer.main.get_command(cli.app)
     for text in code(page):
         for name, rest in re.findall(r"(?<!import )\banysize ([a-z]+)\b([^`]*)", text):
             assert name in known.commands, f"anysize {name} in: {text}"
@@ -151,9 +149,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             assert not strange, f"{strange} in: {text}"
 
 
-def parameters(command: click.Command) -> list[click.Parameter]:
+def parameters(command: Any) -> list[Any]:
     """The parameters of a command, and of those below it."""
-    below = command.commands.values() if isinstance(command, click.Group) else ()
+    below = getattr(command, "commands", {}).values()
     return [*command.params, *(parameter for other in below for parameter in parameters(other))]
 
 
@@ -165,8 +163,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    known = typer.main.get_command(cli.app)
-    assert isinstance(known, click.Group)
+    known: Any = typer.main.get_command(cli.app)
     shown = {name for name, command in known.commands.items() if not command.hidden}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {name for name in shown if f"anysize {name}" in text} == shown

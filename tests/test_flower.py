@@ -74,7 +74,7 @@ def test_a_failure_on_a_node_is_the_error_that_one_process_raises() -> None:
 def test_without_the_extra_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.delitem(sys.modules, "anysize.engines.flower")
-    with pytest.raises(ConfigError, match=r"^[^\n]*pip install 'anysize\[flower\]'$"):
+    with pytest.raises(ConfigError, match=r"^[^\n]*pip install [^\n]*\[flower\]'$"):
         small.experiment(engine={"name": "flower"}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

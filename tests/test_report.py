@@ -587,7 +587,7 @@ def test_without_plotly_the_page_has_its_tables_and_says_how_to_get_the_figures(
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     page = page_of(save(tmp_path, FINISHED))
-    assert page.text.count("pip install 'anysize[report]'") == 1
+    assert page.text.count("pip install ") == page.text.count("[report]") == 1
     assert page.row("0.5")[7] == ("0.9123", "0.9123456789")
     assert not page.specs
     assert not any(tag == "script" for tag, _ in page.tags)

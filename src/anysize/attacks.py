@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anysize.errors import ConfigError
+from anysize.extras import needs
 
 Loss = Callable[[Tensor], Tensor]
 """What an attack raises, as a function of the inputs."""
@@ -102,8 +102,8 @@ def strongest(module: nn.Module, x: Tensor, y: Tensor, attack: Attack, classes: 
     These are the attacks of AutoAttack for many classes but FAB, from the Adversarial Robustness Toolbox. Only
     `attack.epsilon` counts: step sizes are automatic.
     """
-    if find_spec("art") is None:
-        raise ConfigError('attack "auto" needs the adversarial-robustness-toolbox: pip install "anysize[attacks]"')
+    if (missing := needs('attack "auto"', "attacks", "art")) is not None:
+        raise ConfigError(missing)
     import numpy as np
 
     changed = x.clone()

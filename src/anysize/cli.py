@@ -15,7 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -23,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from anysize.deploy import commands as fleets
-from anysize.errors import AnysizeError
+from anysize.errors import AnysizeError, UsageError
 from anysize.start import quick_start
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _INTERRUPTED = 130
+_ParserError: Any = typer.BadParameter.__base__  # the usage error of click, of which newer typers bring their own copy
 _WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -92,11 +92,11 @@ def run(
 ) -> None:
     """Run an experiment, write its directory and its report."""
     if resume and overwrite:
-        raise click.UsageError("--resume and --overwrite exclude each other")
+        raise UsageError("--resume and --overwrite exclude each other")
     changes = [*(set_ or []), *([] if engine is None else [f"engine.name={engine}"])]
     if superlink is not None:
         if out_ is not None or profile or engine not in (None, "flower"):
-            raise click.UsageError("--superlink runs on a fleet, into its folder; leave out --out and --profile")
+            raise UsageError("--superlink runs on a fleet, into its folder; leave out --out and --profile")
         _run_on_fleet(file, changes, superlink, resume, overwrite)
         return
     _run(file, changes, out_, resume, overwrite, profile)
@@ -266,15 +266,15 @@ def customize(
     from anysize.customize import export as write
 
     if (to is None) == (bundle is None):
-        raise click.UsageError("give --to or --bundle, one of the two")
+        raise UsageError("give --to or --bundle, one of the two")
     if bundle is not None:
         if size is not None or budget or robustness is not None:
-            raise click.UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
+            raise UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
         _bundle(az.load(directory), bundle)
         return
     assert to is not None
     if (size is None) == (not budget):
-        raise click.UsageError("give --size or --budget, one of the two")
+        raise UsageError("give --size or --budget, one of the two")
     check_path(to)
     limit = _budget(budget or []) if size is None else None
     made = az.load(directory)
@@ -317,7 +317,7 @@ def evaluate(
     import anysize as az
 
     if attack not in (None, "pgd", "auto"):
-        raise click.UsageError(f"--attack {attack}: allowed: pgd, auto")
+        raise UsageError(f"--attack {attack}: allowed: pgd, auto")
     made = az.load(directory)
     metric = made.experiment.task.metric
     with err.status("evaluating"), made.experiment.blamed("evaluation"):
@@ -401,11 +401,15 @@ def demo(
 ) -> None:
     """Train FLANC across 20 devices of four sizes on handwritten digits, and export two of the networks."""
     from anysize.customize import export as write
+    from anysize.customize import onnx_needs
 
     file = Path(str(files("anysize") / "demo.toml"))
     out.print("20 devices of four sizes learn handwritten digits together; nobody shares an image.\n")
     made = _run(file, [], out_, resume=False, overwrite=True)
     out.print()
+    if (missing := onnx_needs()) is not None:
+        _say(f"no ONNX files: {missing}")
+        return
     for label in ("0.25", "1.0"):
         path = out_ / f"net-{label}.onnx"
         with err.status(f"exporting {path}"):
@@ -425,10 +429,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except click.ClickException as error:
+    except _ParserError as error:
         error.show()
         code = 2
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
         err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
@@ -609,7 +613,7 @@ def _items(text: str) -> list[str]:
 
 def _whole(option: str, text: str) -> int:
     if not text.isdecimal():
-        raise click.UsageError(f"{option}: '{text}' is not a whole number; write for example 0,1,2")
+        raise UsageError(f"{option}: '{text}' is not a whole number; write for example 0,1,2")
     return int(text)
 
 
@@ -654,9 +658,7 @@ def _number(pair: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.UsageError(
-            f"--budget {pair}: '{text}' is not a number; write for example inference_bytes=4e6"
-        ) from None
+        raise UsageError(f"--budget {pair}: '{text}' is not a number; write for example inference_bytes=4e6") from None
 
 
 if __name__ == "__main__":

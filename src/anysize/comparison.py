@@ -25,6 +25,7 @@ from anysize.cost import Cost
 from anysize.engines.crew import Crew
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment import Experiment
+from anysize.imports import look_in
 from anysize.methods import make
 from anysize.run import Run, fixed_changes, run
 from anysize.wire import Json
@@ -239,6 +240,8 @@ def _is_over(config: ExperimentConfig, directory: Path) -> bool:
 
 def _check(base: ExperimentConfig, methods: Sequence[str], seeds: Sequence[int], folder: Path) -> None:
     """Refuses, before anything runs, what could only fail hours later."""
+    if base.folder is not None:
+        look_in(base.folder)
     problems = [] if methods else ["methods: none were named; give at least one"]
     problems += [f"methods: '{name}' occurs more than once" for name in _repeated(methods)]
     problems += [f"seeds: {seed} occurs more than once" for seed in _repeated(seeds)]

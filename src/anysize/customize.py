@@ -21,6 +21,7 @@ from anysize.elastic.skeleton import tensors_of
 from anysize.elastic.tracing import unread_masks
 from anysize.errors import ModelError, unknown
 from anysize.experiment import Signature
+from anysize.extras import needs
 from anysize.rng import generator
 from anysize.wire import Json
 
@@ -102,7 +103,8 @@ def _difference(outputs: Tensor, expected: Tensor) -> float:
 
 
 def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
-    _need("onnxscript", "onnx")
+    if (missing := onnx_needs()) is not None:
+        raise ModelError(missing)
     quiet = contextlib.redirect_stdout(io.StringIO())
     with traced("ONNX", path), warnings.catch_warnings(), quiet, silenced("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
@@ -120,7 +122,6 @@ def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> 
 
 
 def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
-    _need("onnxruntime")
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -152,12 +153,9 @@ def _run_weights(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def _need(*packages: str) -> None:
-    from importlib.util import find_spec
-
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise ModelError(f"ONNX needs {', '.join(missing)}: pip install 'anysize[export]'")
+def onnx_needs() -> str | None:
+    """What is missing for ONNX, and how to get it; None where nothing is."""
+    return needs("ONNX", "export", "onnx", "onnxscript", "onnxruntime")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ code that an experiment may use besides what anysize brings.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -23,7 +22,7 @@ from anysize.data import Part, Share, SubsetPart, from_function, to_input
 from anysize.devices import Budget
 from anysize.errors import ConfigError, DataError
 from anysize.experiment import Signature
-from anysize.imports import by_name
+from anysize.imports import by_name, look_in
 from anysize.rng import generator
 
 
@@ -124,8 +123,7 @@ def load(path: str | Path) -> DeviceConfig:
     file = Path(path)
     device = configs.checked(DeviceConfig, configs.read(file, "device's file"), str(file))
     device._folder = file.resolve().parent
-    if str(device._folder) not in sys.path:
-        sys.path.insert(0, str(device._folder))
+    look_in(device._folder)
     return device
 
 

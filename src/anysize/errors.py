@@ -14,6 +14,10 @@ class ConfigError(AnysizeError):
     """The experiment file, or a value given in its place, is not one we can run."""
 
 
+class UsageError(AnysizeError):
+    """A command was given options that do not go together, or a value that cannot be read."""
+
+
 class DataError(AnysizeError):
     """A data set is missing, damaged, or too small for what was asked of it."""
 

@@ -6,7 +6,6 @@ Each part is made when it is first asked for, so that `inspect` needs no shares 
 from __future__ import annotations
 
 import math
-import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from anysize.elastic.norm import batch_norms, without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.tracing import without_data
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, unknown
+from anysize.imports import look_in
 from anysize.methods import Method, make, name_of
 from anysize.objectives import Batch, Tricks
 from anysize.rng import generator
@@ -192,9 +192,8 @@ class Experiment:
         made._live = {key: value for key, value in live.items() if value is not None}
         made._pretrained = False
         made._known = known
-        folder = config.folder
-        if folder is not None and str(folder.resolve()) not in sys.path:
-            sys.path.insert(0, str(folder.resolve()))
+        if config.folder is not None:
+            look_in(config.folder)
         return made
 
     @contextmanager

@@ -11,13 +11,13 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from anysize.errors import ConfigError
+from anysize.extras import needs
 
-if find_spec("cryptography") is None:
-    raise ConfigError("a fleet needs Flower, which is not installed: pip install 'anysize[fleet]'")
+if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
+    raise ConfigError(_missing)
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
+
+from anysize.errors import UsageError
 
 out = Console(highlight=False, soft_wrap=True)
 
@@ -46,7 +47,7 @@ def init(
     from anysize.deploy.children import free_port
 
     if device and devices is not None:
-        raise click.UsageError("give --device or --devices, one of the two")
+        raise UsageError("give --device or --devices, one of the two")
     wanted = layout.named(device) if device else devices
     plan = layout.planned(file, wanted, host or [], port or free_port(), data)
     layout.lay_out(home, plan, overwrite)

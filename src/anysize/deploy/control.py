@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anysize.errors import AnysizeError, ConfigError
+from anysize.extras import needs
+
+if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
+    raise ConfigError(_missing)
+
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,8 +34,6 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-from anysize.errors import AnysizeError, ConfigError
 
 FINISHED, COMPLETED = "finished", "completed"
 

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from importlib.util import find_spec
 from logging import ERROR, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import described, raised
 from anysize.errors import AnysizeError, ConfigError
+from anysize.extras import needs
 from anysize.local import perform
 from anysize.methods.base import SubModel, Update
 from anysize.profiling import stage
@@ -45,9 +45,8 @@ _SETTINGS = {
 for _name, _value in _SETTINGS.items():  # they are read when flwr and ray are imported
     os.environ.setdefault(_name, _value)
 
-MISSING = "engine.name = 'flower' needs Flower, which is not installed: pip install 'anysize[flower]'"
-if find_spec("flwr") is None or find_spec("ray") is None:
-    raise ConfigError(MISSING)
+if (_missing := needs("engine.name = 'flower'", "flower", "flwr", "ray")) is not None:
+    raise ConfigError(_missing)
 
 from flwr.app import Context, Message, MessageType, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 
 from torch import Tensor
 
 from anysize.errors import AnysizeError, ConfigError
+from anysize.extras import needs
 from anysize.wire import Json, Tensors, dump, load
 
-if find_spec("flwr") is None:
-    raise ConfigError("a fleet needs Flower, which is not installed: pip install 'anysize[fleet]'")
+if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
+    raise ConfigError(_missing)
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 

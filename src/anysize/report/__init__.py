@@ -1,7 +1,7 @@
 """A run directory's files become tables, figures and one HTML page; no number is changed on the way.
 
 `write` puts `report.html` into the run directory, and beside it `report/*.csv` with the exact values of every
-table and figure. The page is self-contained and opens offline. Figures need Plotly (`anysize[report]`).
+table and figure. The page is self-contained and opens offline. Figures need Plotly, the extra `report`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anysize.extras import install_command
 from anysize.report.browser import DRAW, STYLE
 from anysize.report.figures import colour
 from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
@@ -33,7 +34,6 @@ SECTIONS = (
     ("partition", "Data on the clients"),
     ("time", "Where the time went"),
 )
-INSTALL = "pip install 'anysize[report]'"
 
 
 def render(record: Record, tables: Sequence[Table], figures: Sequence[Figure], plotly_js: str | None) -> str:
@@ -181,7 +181,8 @@ def _without_plotly(figures: Sequence[Figure]) -> str:
         f'<a href="report/{figure.name}.csv" download>{html.escape(figure.title)}</a>' for figure in figures
     )
     data = f" Their values: {links}." if links else ""
-    return f'<p class="note">Figures need Plotly: <code>{html.escape(INSTALL, quote=False)}</code>.{data}</p>'
+    command = html.escape(install_command("report"), quote=False)
+    return f'<p class="note">Figures need Plotly: <code>{command}</code>.{data}</p>'
 
 
 def _notices(notices: Sequence[str]) -> str:
