@@ -1,7 +1,8 @@
 """What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. Nothing else computes a cost.
 
-Everything is counted on the meta device, from the very messages and networks that clients get, by torch's own counter
-and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same way.
+Everything is counted on the meta device, from the very messages and networks that clients get, by torch's counter (see
+`operations`) and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same
+way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
 from anysize.context import Context, Size
@@ -25,6 +25,7 @@ from anysize.elastic.tracing import unread_masks, without_data
 from anysize.layout import fast, layout
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
+from anysize.operations import counter
 from anysize.recurrence import FewSteps
 from anysize.wire import size_bytes
 
@@ -145,11 +146,11 @@ def forward_macs(network: nn.Module, x: Tensor) -> int:
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
     network.eval()
-    with FlopCounterMode(display=False) as counter, without_data(), torch.no_grad():
+    with counter() as found, without_data(), torch.no_grad():
         network(x)
     own = type(network).__name__  # the counter's names begin with the type of the module that was called
-    found = {name: sum(operations.values()) // (2 * len(x)) for name, operations in counter.get_flop_counts().items()}
-    return {name.removeprefix(f"{own}."): count for name, count in found.items() if name.startswith(f"{own}.")}
+    counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
+    return {name.removeprefix(f"{own}."): count for name, count in counts.items() if name.startswith(f"{own}.")}
 
 
 def zero_macs(layer: nn.Module, macs: int) -> int:
@@ -239,12 +240,12 @@ class _OnMeta:
 
 
 def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
-    """(multiply-adds, bytes held) of `work`, by torch's counter, which counts each multiply-add as two operations."""
+    """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations."""
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with FlopCounterMode(display=False) as counter, HeldBytes(module) as held:
+        with counter() as found, HeldBytes(module) as held:
             work()
-        return int(counter.get_total_flops()), held.total
+        return int(found.get_total_flops()), held.total
 
     with FewSteps() as few:
         operations, held = counted(work)
