@@ -221,12 +221,14 @@ def test_a_budget_in_any_unit_is_met_by_the_best_feasible_entry_of_the_file(tmp_
     assert (tmp_path / "table.safetensors").is_file()
     for unit in ("macs", "parameters", "activation_bytes", "bytes", "latency_ms"):
         limit = sorted(entry.cost[unit] for entry in table.entries)[2]
-        found = budgeted(tmp_path, one={unit: limit}, both={unit: limit, "bytes": table.entries[0].cost["bytes"]})
         feasible = [entry for entry in table.entries if entry.cost[unit] <= limit]
+        # Of what fits, since measured latencies come in any order; a group's name makes its messages longer.
+        few = 1.01 * min(entry.cost["bytes"] for entry in feasible)
+        found = budgeted(tmp_path, one={unit: limit}, both={unit: limit, "bytes": few})
         best = max(feasible, key=lambda entry: (entry.accuracy, -entry.cost["bytes"]))
         assert replace(found.size_of_group["one"], name="") == best.size
         assert found.size_of_group["one"].label == "one"
-        tighter = [entry for entry in feasible if entry.cost["bytes"] <= table.entries[0].cost["bytes"]]
+        tighter = [entry for entry in feasible if entry.cost["bytes"] <= few]
         assert replace(found.size_of_group["both"], name="") in [entry.size for entry in tighter]
 
 
