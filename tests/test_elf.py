@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -392,3 +393,16 @@ def test_the_classes_after_the_first_are_cut_to_the_unbalance_rate() -> None:
     for client in range(20):
         counts = np.bincount(shares.share(client).train.labels().numpy(), minlength=10)
         assert sorted(counts[counts > 0].tolist()) == [10, 10, 10, 10, 20]
+
+
+@pytest.mark.parametrize("treatment", ["tracked", "calibrated"])
+def test_inference_bytes_are_those_of_the_file_also_with_masks_and_statistics(tmp_path: Path, treatment: str) -> None:
+    groups = [{"name": "camera", "budget": {"parameters": 700}}, {"name": "hub", "budget": {"parameters": 1e6}}]
+    method = ELF(proxy=0.5, proxy_epochs=1)
+    experiment = made(method, {"groups": groups}, normalised=True, rounds=1, tricks={"batch_norm": treatment})
+    assert any(size.mask is not None for size in experiment.sizes)
+    run = experiment.run(tmp_path / "run")
+    for size in run.sizes:
+        az.export(run.customize(size.label), tmp_path / "net.safetensors", experiment.signature)
+        written = safetensors.torch.load_file(tmp_path / "net.safetensors")
+        assert run.cost(size).inference_bytes == sum(tensor.nbytes for tensor in written.values())

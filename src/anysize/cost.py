@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from anysize.context import Context, Size
-from anysize.elastic.norm import norm_tensors
+from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.elastic.tracing import unread_masks, without_data
 from anysize.layout import fast, layout
+from anysize.local import needs_calibration
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
 from anysize.operations import counter
@@ -45,7 +46,7 @@ class Cost:
             size; the most where the method draws.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
-        inference_bytes: parameters and buffers of the finished network.
+        inference_bytes: parameters and buffers of the finished network as it ships, batch-norm statistics included.
     """
 
     parameters: int
@@ -86,7 +87,7 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     return Cost(
         **training_cost(context, method, message, example),
         macs=macs,
-        inference_bytes=own_bytes(network),
+        inference_bytes=shipped_bytes(context, network),
         nonzero_macs=macs - sum(zero_macs(part, by_layer.get(p, 0)) for p, part in finished.named_modules()),
     )
 
@@ -127,6 +128,17 @@ def own_bytes(network: nn.Module) -> int:
     36
     """
     return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(network))
+
+
+def shipped_bytes(context: Context, network: nn.Module) -> int:
+    """The bytes of a finished network's tensors as they are shipped.
+
+    A network that normalises by the batch while it is trained gets fixed statistics before it is shipped, so that it
+    then is as large as one that tracked them.
+    """
+    if needs_calibration(context):
+        network = attach(hollow(network), collect(network, []))
+    return own_bytes(network)
 
 
 def trained(method: Method[Any], context: Context, size: Size) -> Size:
