@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from anysize.context import Context, Size
 from anysize.cost import Cost, first_fitting, measure, trained
@@ -18,17 +18,24 @@ from anysize.engines.inprocess import one_thread
 from anysize.experiment import Experiment
 from anysize.layout import layout
 from anysize.local import draw, perform
-from anysize.methods import FLANC, Client, FedAvg, HeteroFL, Method, SubModel
+from anysize.methods import FLANC, Client, FedAvg, FedHM, HeteroFL, Method, PriSM, SplitMix, SubModel
 from anysize.methods.base import GRID
 from anysize.objectives import Batch, Step, make_objective, proximal
 from anysize.testing import convolutional
 from anysize.wire import dump, size_bytes
+from multiplied import multiplied
 
 METHODS: dict[str, Method[Any]] = {
     "fedavg": FedAvg(),
     "fedavg each": FedAvg(width="each"),
     "heterofl": HeteroFL(),
     "flanc": FLANC(),
+    "flanc composed": FLANC(execution="compose"),
+    "flanc mixed": FLANC(execution="mix"),
+    "fedhm": FedHM(),
+    "prism": PriSM(),
+    "splitmix": SplitMix(),
+    "splitmix apart": SplitMix(one_pass=False),
 }
 
 
@@ -74,13 +81,15 @@ def real_step(made: Experiment, message: SubModel) -> tuple[int, int]:
         held.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
-    with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    def work() -> None:
         loss = method.loss(module, batch, step)
         if context.tricks.proximal:
             loss = loss + proximal(module, received, context.tricks)
         loss.backward()
-    memory = sum(t.untyped_storage().nbytes() for address, t in held.items() if address not in own)
-    return counter.get_total_flops() // 2, memory
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        macs = multiplied(work)
+    return macs, sum(t.untyped_storage().nbytes() for address, t in held.items() if address not in own)
 
 
 @pytest.mark.parametrize("tricks", [{"batch_norm": "tracked"}, {"batch_norm": "batch", "proximal": 0.5}], ids=str)
@@ -95,6 +104,46 @@ def test_training_is_counted_as_a_real_step_on_real_tensors(method: str, tricks:
         assert cost.training_macs == macs // 6
         # A convolution of one channel on the meta device does not tell its layout: the copy before Linear is not seen.
         assert cost.activation_bytes == pytest.approx(memory, rel=0.03)
+
+
+class Rows(nn.Module):
+    """An LSTM of two layers over learned features of an image's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(8, 16)
+        self.rows = nn.LSTM(16, 16, 2, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rows(self.features(x.flatten(1, 2)))[0][:, -1])
+
+
+def separable() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.Conv2d(8, 16, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+
+
+@pytest.mark.parametrize("network", [Rows, separable], ids=["recurrent", "depthwise"])
+@pytest.mark.parametrize("method", METHODS)
+def test_recurrent_and_depthwise_networks_are_counted_as_real_steps(
+    method: str, network: Callable[[], nn.Module]
+) -> None:
+    made = experiment(METHODS[method], network())
+    state = made.method.init(made.context)
+    for size in made.context.sizes:
+        with one_thread():
+            macs, _ = real_step(made, message_of(made, state, size))
+        assert made.cost(size, state=state).training_macs == macs // 6
 
 
 def test_a_step_of_a_recurrent_network_is_counted_too() -> None:

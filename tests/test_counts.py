@@ -11,6 +11,7 @@ from anysize.context import Size
 from anysize.data import Data
 from anysize.experiment import Experiment
 from anysize.methods import FLANC, Client, HeteroFL, Method, SHeteroFL, SplitMix
+from anysize.methods.flanc import FLANCState
 
 WIDTHS = [0.25, 0.5, 0.75, 1.0]
 
@@ -136,3 +137,83 @@ def test_split_mix_and_its_baseline_have_the_authors_counts(name: str) -> None:
     mixed = [made.cost(Size(width), method=SplitMix()) for width in widths]
     assert [cost.parameters for cost in mixed] == [count * parameters[0] for count in (1, 2, 4, 8)]
     assert [cost.macs for cost in mixed] == [count * mixed[0].macs for count in (1, 2, 4, 8)]
+
+
+# Multiply-adds of a training step, FLANC's by hand from the layers of the network
+
+BATCH = 32
+
+
+def resnet18_layers() -> list[tuple[int, int, int, int]]:
+    """(inputs, outputs, kernel entries, output positions) of every convolution, the stem first."""
+    layers, inputs = [(3, 64, 9, 32 * 32)], 64
+    for outputs, positions in ((64, 32 * 32), (128, 16 * 16), (256, 8 * 8), (512, 4 * 4)):
+        layers += [(inputs, outputs, 9, positions)] + [(outputs, outputs, 9, positions)] * 3
+        if inputs != outputs:
+            layers.append((inputs, outputs, 1, positions))  # the projection
+        inputs = outputs
+    return layers
+
+
+def flanc_resnet18(width: float, execution: str) -> int:
+    """Per sample: all three passes over each factor where a layer mixes, over the whole weight where it composes."""
+    (_, stem, entries, positions), *layers = resnet18_layers()
+    each = 2 * positions * int(stem * width) * 3 * entries  # the stem, of whose inputs nobody wants a gradient
+    each += 3 * 10 * int(512 * width)  # the classifier
+    per_batch = 0
+    for full_inputs, full_outputs, entries, positions in layers:
+        inputs, outputs = int(full_inputs * width), int(full_outputs * width)
+        if entries == 1:
+            each += 3 * positions * outputs * inputs
+            continue
+        r1, r2 = full_inputs // 8, full_outputs // 4
+        fragments = inputs // r1
+        per_batch += 3 * r2 * r2 * r1 * entries  # the Gram matrix of the basis
+        mixes = r2 / outputs + r2 / (r1 * entries) <= 0.6 if execution == "auto" else execution == "mix"
+        if mixes:
+            each += 3 * positions * (fragments * r2 * r1 * entries + outputs * fragments * r2)
+        else:
+            each += 3 * positions * outputs * inputs * entries
+            per_batch += 3 * outputs * fragments * r2 * r1 * entries
+    return (BATCH * each + per_batch) // BATCH
+
+
+@pytest.fixture(scope="module")
+def composed_resnet(resnet: Experiment) -> FLANCState:
+    return FLANC().init(resnet.context)
+
+
+@pytest.mark.parametrize("execution", ["auto", "compose", "mix"])
+def test_training_the_composed_resnet_multiplies_what_is_counted_by_hand(
+    resnet: Experiment, composed_resnet: FLANCState, execution: Any
+) -> None:
+    for width in (0.25, 1.0):
+        found = resnet.cost(Size(width), state=composed_resnet, method=FLANC(execution=execution))
+        assert found.training_macs == flanc_resnet18(width, execution)
+
+
+def test_training_the_full_composed_resnet_multiplies_less_than_the_dense_one(
+    resnet: Experiment, composed_resnet: FLANCState
+) -> None:
+    (inputs, stem, entries, positions), *layers = resnet18_layers()
+    inner = sum(positions * outputs * inputs * entries for inputs, outputs, entries, positions in layers)
+    dense = resnet.cost(Size(1.0)).training_macs
+    assert dense == 2 * positions * stem * inputs * entries + 3 * (inner + 10 * 512)
+    assert resnet.cost(Size(1.0), state=composed_resnet, method=FLANC()).training_macs < 0.7 * dense
+
+
+@pytest.mark.parametrize("execution", ["compose", "mix"])
+def test_training_the_composed_char_lstm_multiplies_what_is_counted_by_hand(
+    characters: Experiment, execution: Any
+) -> None:
+    steps, vocabulary = 5, 30
+    for width in WIDTHS:
+        e, h = int(16 * width), int(64 * width)
+        # From the inputs and from the state; weights (4 h, inputs) of R1 inputs and floor(15 / 16 R1) vectors.
+        each, per_batch = 3 * steps * vocabulary * h, 0
+        for inputs, r1, from_state in ((e, 2, False), (h, 8, True), (h, 8, False), (h, 8, True)):
+            r2 = 15 * r1 // 16
+            each += 2 * steps * 4 * h * inputs + (steps - from_state) * 4 * h * inputs
+            per_batch += 3 * (4 * h * (inputs // r1) * r2 * r1 + r2 * r2 * r1)
+        found = characters.cost(Size(width), method=FLANC(execution=execution)).training_macs
+        assert found == (BATCH * each + per_batch) // BATCH

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -24,19 +25,22 @@ from anysize.errors import ConfigError, MethodError, ModelError
 from anysize.experiment import Signature
 
 
-def trained(directory: Path, method: str) -> az.Run:
+def trained(directory: Path, method: str, **changes: Any) -> az.Run:
     data = load_data("digits")
     assert isinstance(data, az.Data)
+    settings: dict[str, Any] = {
+        "devices": {"capacities": [0.25, 0.5, 1.0], "fractions": [0.25, 0.25, 0.5]},
+        "rounds": 3,
+        "evaluate_every": 3,
+        "training": {"learning_rate": 0.05},
+    }
     return az.Experiment(
         data=data,
         model=small.normalised_network(),
         method=method,
         clients=4,
         partition={"fraction": 0.3},
-        devices={"capacities": [0.25, 0.5, 1.0], "fractions": [0.25, 0.25, 0.5]},
-        rounds=3,
-        evaluate_every=3,
-        training={"learning_rate": 0.05},
+        **settings | changes,
     ).run(directory)
 
 
@@ -150,13 +154,63 @@ def test_a_budget_chooses_the_largest_size_that_fits(run: az.Run) -> None:
         run.fitting(az.Budget(inference_bytes=10))
 
 
-def test_inference_bytes_are_those_of_the_networks_tensors(run: az.Run) -> None:
-    network = run.customize(0.25)
-    tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    counted = sum(t.numel() * t.element_size() for t in tensors.values())
-    # Where training keeps no statistics, the finished network has mean, variance and a counter per norm besides.
-    statistics = sum(b.numel() * b.element_size() for b in network.buffers())
-    assert run.cost(run.size(0.25)).inference_bytes in (counted, counted - statistics)
+@pytest.mark.parametrize(
+    ("method", "treatment"),
+    [
+        ("fedavg", "tracked"),
+        ("fedavg", "batch"),
+        ("heterofl", "tracked"),
+        ("heterofl", "calibrated"),
+        ("splitmix", "batch"),
+        ("splitmix", "tracked"),
+        ("prism", "batch"),
+        ("flanc", "tracked"),
+        ("flanc", "calibrated"),
+        ("fedhm", "batch"),
+    ],
+)
+def test_a_budget_of_inference_bytes_is_met_by_the_file_that_is_written(
+    tmp_path: Path, method: str, treatment: str
+) -> None:
+    made = trained(tmp_path / "run", method, rounds=1, tricks={"batch_norm": treatment})
+    shipped = {size.label: written_bytes(made, size.label, tmp_path) for size in made.sizes}
+    assert {size.label: made.cost(size).inference_bytes for size in made.sizes} == shipped
+    for limit in shipped.values():
+        largest = max(count for count in shipped.values() if count <= limit)
+        assert shipped[made.fitting(az.Budget(inference_bytes=limit)).label] == largest
+    with pytest.raises(ConfigError, match="no trained size fits"):
+        made.fitting(az.Budget(inference_bytes=min(shipped.values()) - 1))
+
+
+def test_a_network_is_as_large_under_every_method_and_every_treatment_of_batch_norm() -> None:
+    """Oracle: the tensors of the network as torch makes it."""
+    bytes_of_full = sum(tensor.nbytes for tensor in small.normalised_network().state_dict().values())
+    for method in ("fedavg", "heterofl", "fjord", "sheterofl", "splitmix", "flanc", "prism", "fedhm", "origdrop"):
+        for treatment in ("tracked", "batch", "calibrated", "local"):
+            made = az.Experiment(
+                data=az.Data(train=(torch.zeros(8, 1, 8, 8), torch.arange(8)), classes=10),
+                model=small.normalised_network(),
+                method=method,
+                clients=4,
+                devices={"capacities": [1.0]},
+                tricks={"batch_norm": treatment},
+            )
+            assert made.cost(made.sizes[0]).inference_bytes == bytes_of_full, (method, treatment)
+
+
+def test_a_device_group_trains_no_size_whose_file_is_above_its_budget(tmp_path: Path) -> None:
+    # One byte less than the full network, which fits only if its statistics are forgotten.
+    limit = sum(tensor.nbytes for tensor in small.normalised_network().state_dict().values()) - 1
+    devices = {"groups": [{"name": "camera", "budget": {"inference_bytes": limit}}]}
+    made = trained(tmp_path / "run", "heterofl", rounds=1, devices=devices)
+    assert made.sizes[0].width == 14 / 16  # of eight channels, 15 / 16 are eight
+    assert written_bytes(made, "camera", tmp_path) <= limit
+
+
+def written_bytes(made: az.Run, size: str, folder: Path) -> int:
+    """The bytes of all tensors in the file of a customised network."""
+    az.export(made.customize(size), folder / "net.safetensors", made.experiment.signature)
+    return sum(tensor.nbytes for tensor in safetensors.torch.load_file(folder / "net.safetensors").values())
 
 
 def test_devices_by_name_are_customised_by_name_or_width(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anysize import cost
+from anysize.elastic.basis import Composed
 from anysize.recurrence import FewSteps
 
 
@@ -48,6 +49,17 @@ def counts(network: nn.Module, x: torch.Tensor) -> tuple[tuple[int, int], int]:
 def test_few_steps_count_as_all(layer: str, batch_first: bool, embedded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, options, features = LAYERS[layer]
     network = Reading(kind(5, 8, batch_first=batch_first, **options), features, embedded).to("meta")
+    x = torch.zeros(5, 6, 5, device="meta")
+    few = counts(network, x)
+    monkeypatch.setattr("anysize.recurrence._LAYERS", ())
+    assert few == counts(network, x)
+
+
+def test_few_steps_of_composed_weights_count_as_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A composed network takes its weights out of the layer's list after every forward pass."""
+    reading = Reading(nn.LSTM(5, 8), 8, embedded=True)
+    basis, coefficients = ({"layer.weight_hh_l0": torch.ones(*shape)} for shape in ((3, 4), (32, 2, 3)))
+    network = Composed(reading, basis, coefficients).to("meta")
     x = torch.zeros(5, 6, 5, device="meta")
     few = counts(network, x)
     monkeypatch.setattr("anysize.recurrence._LAYERS", ())

@@ -50,7 +50,7 @@ class Row:
         activation_bytes: what a training step holds.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
-        inference_bytes: parameters and buffers of the finished network.
+        inference_bytes: parameters and buffers of the finished network as it ships, batch-norm statistics included.
         nonzero_macs: multiply-adds of one forward pass whose weight is not zero.
     """
 

@@ -1,7 +1,8 @@
 """What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. Nothing else computes a cost.
 
-Everything is counted on the meta device, from the very messages and networks that clients get, by torch's own counter
-and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same way.
+Everything is counted on the meta device, from the very messages and networks that clients get, by torch's counter (see
+`operations`) and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same
+way.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
 from anysize.context import Context, Size
-from anysize.elastic.norm import norm_tensors
+from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.elastic.tracing import unread_masks, without_data
 from anysize.layout import fast, layout
+from anysize.local import needs_calibration
 from anysize.methods.base import Client, Method, SubModel, Update
 from anysize.objectives import Batch, Step, make_attack, make_distillation, make_objective, proximal
+from anysize.operations import counter
 from anysize.recurrence import FewSteps
 from anysize.wire import size_bytes
 
@@ -44,7 +46,7 @@ class Cost:
             size; the most where the method draws.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
-        inference_bytes: parameters and buffers of the finished network.
+        inference_bytes: parameters and buffers of the finished network as it ships, batch-norm statistics included.
     """
 
     parameters: int
@@ -85,7 +87,7 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     return Cost(
         **training_cost(context, method, message, example),
         macs=macs,
-        inference_bytes=own_bytes(network),
+        inference_bytes=shipped_bytes(context, network),
         nonzero_macs=macs - sum(zero_macs(part, by_layer.get(p, 0)) for p, part in finished.named_modules()),
     )
 
@@ -128,6 +130,17 @@ def own_bytes(network: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(network))
 
 
+def shipped_bytes(context: Context, network: nn.Module) -> int:
+    """The bytes of a finished network's tensors as they are shipped.
+
+    A network that normalises by the batch while it is trained gets fixed statistics before it is shipped, so that it
+    then is as large as one that tracked them.
+    """
+    if needs_calibration(context):
+        network = attach(hollow(network), collect(network, []))
+    return own_bytes(network)
+
+
 def trained(method: Method[Any], context: Context, size: Size) -> Size:
     """The largest size of the method that is not above `size`: what a device of that size runs in the end."""
     fitting = [s for s in method.sizes(context) if s.width <= size.width]
@@ -145,11 +158,11 @@ def forward_macs(network: nn.Module, x: Tensor) -> int:
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
     network.eval()
-    with FlopCounterMode(display=False) as counter, without_data(), torch.no_grad():
+    with counter() as found, without_data(), torch.no_grad():
         network(x)
     own = type(network).__name__  # the counter's names begin with the type of the module that was called
-    found = {name: sum(operations.values()) // (2 * len(x)) for name, operations in counter.get_flop_counts().items()}
-    return {name.removeprefix(f"{own}."): count for name, count in found.items() if name.startswith(f"{own}.")}
+    counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
+    return {name.removeprefix(f"{own}."): count for name, count in counts.items() if name.startswith(f"{own}.")}
 
 
 def zero_macs(layer: nn.Module, macs: int) -> int:
@@ -239,12 +252,12 @@ class _OnMeta:
 
 
 def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
-    """(multiply-adds, bytes held) of `work`, by torch's counter, which counts each multiply-add as two operations."""
+    """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations."""
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with FlopCounterMode(display=False) as counter, HeldBytes(module) as held:
+        with counter() as found, HeldBytes(module) as held:
             work()
-        return int(counter.get_total_flops()), held.total
+        return int(found.get_total_flops()), held.total
 
     with FewSteps() as few:
         operations, held = counted(work)

@@ -35,7 +35,7 @@ class _Call:
 
     def run(self, steps: int) -> None:
         """A forward pass over so many steps, and a backward pass where the layer learns."""
-        sequence, *others = (_alone(argument) for argument in self.arguments)
+        sequence, *others = _alone(self.arguments)
         with torch.set_grad_enabled(self.learns):
             output = self.function(sequence.narrow(self.axis, 0, steps), *others)[0]
             if self.learns:
@@ -57,7 +57,8 @@ class FewSteps(TorchFunctionMode):
         if left_out <= 0:
             return func(*args)
         output, *states = func(sequence.narrow(axis, 0, _STEPS), *args[1:])
-        self._calls.append(_Call(func, args, axis, left_out, output.requires_grad))
+        # Copied now: a layer hands over its own list of weights, and a composed network takes its weights out again.
+        self._calls.append(_Call(func, _alone(args), axis, left_out, output.requires_grad))
         first = output.movedim(axis, 0)  # in memory steps come first, whichever axis they are
         padded = torch.cat([first, first.new_empty(left_out, *first.shape[1:])])
         return (padded.movedim(0, axis), *states)
@@ -82,5 +83,5 @@ def _alone(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return torch.empty_like(argument).requires_grad_(argument.requires_grad)
     if isinstance(argument, list | tuple):
-        return type(argument)(_alone(part) for part in argument)
+        return [_alone(part) for part in argument]
     return argument

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from anysize import config as configs
 from anysize.config import EngineConfig, ExperimentConfig
 from anysize.context import Context
-from anysize.cost import answered, forward_macs, on_meta, own_bytes, training_cost
+from anysize.cost import answered, forward_macs, on_meta, own_bytes, shipped_bytes, training_cost
 from anysize.device import DeviceConfig, Limits
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow
@@ -401,7 +401,8 @@ def message_cost(context: Context, method: Method[Any], sub_model: SubModel, exa
         network = _finished(context, method, meta)
         own = own_bytes(network)
         macs = forward_macs(network, example.x.to("meta"))
-        return {"macs": macs, "inference_bytes": own, "bytes": payload, "memory_bytes": payload + 2 * own}
+        shipped = shipped_bytes(context, network)
+        return {"macs": macs, "inference_bytes": shipped, "bytes": payload, "memory_bytes": payload + 2 * own}
     cost: dict[str, float] = {**training_cost(context, method, meta, example)}
     own = own_bytes(answered(context, method, meta)[0])
     memory = payload + training_bytes(context.training, own, int(cost["activation_bytes"]))

@@ -159,9 +159,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
         if sub_model.finished:
             return Networks({name: self._network(context, own, None) for name, own in parts.items()})
-        # What is only counted stays apart: torch counts a grouped convolution's weight gradient as an ungrouped one's.
-        counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
-        trains = sub_model.ticket.get("task") == "train" and not counted
+        trains = sub_model.ticket.get("task") == "train"
         together = self._together(context, len(chosen)) if trains else ""
         if isinstance(together, Grouped):
             module = fill(together, stacked(list(parts.values())))
