@@ -85,7 +85,7 @@ class Group:
     """Units that live on the same axes; `name` is that of the layer that first makes them.
 
     >>> print(Group("conv", 2, (Member("conv.weight", 0, (0, 1)),), frozen=True))
-    conv: 2 units, frozen
+    conv: 2 units, kept whole
       conv.weight axis 0
     """
 
@@ -95,7 +95,8 @@ class Group:
     frozen: bool = False
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.size} unit{'s' if self.size != 1 else ''}{', frozen' if self.frozen else ''}"
+        units = f"{self.size} unit" if self.size == 1 else f"{self.size} units"
+        head = f"{self.name}: {units}" + (", kept whole" if self.frozen else "")
         return "\n".join([head, *(f"  {member}" for member in self.members)])
 
 
@@ -152,7 +153,7 @@ class Axes:
     """The width groups of a module: what can be kept, and what that means for every tensor.
 
     Attributes:
-        groups: Elastic groups, and those frozen with `keep`.
+        groups: Elastic groups, and those that `keep` keeps whole.
         head: For each tensor that has the output's class axis, which of its axes that is.
         shapes: The full shape of every parameter and buffer, by its name in `state_dict`.
     """
@@ -261,7 +262,7 @@ class Axes:
         return tuple(size if rows is None else len(rows) for size, rows in zip(self._all_shapes[name], index))
 
     def elastic(self, name: str, axis: int) -> bool:
-        """Whether every element of that axis belongs to a group that is not frozen.
+        """Whether every element of that axis belongs to a group that is not kept whole.
 
         >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
         >>> axes.elastic("0.weight", 0), axes.elastic("0.weight", 1)
@@ -365,7 +366,7 @@ def _chosen(group: Group, width: float | int | Sequence[int]) -> int | tuple[int
             f"{group.size}, or distinct indices below {group.size}"
         )
     if group.frozen and kept != group.size:
-        raise ModelError(f"group '{group.name}' is frozen by keep= and stays whole; given {width}")
+        raise ModelError(f"group '{group.name}' is kept whole by keep=, so all of it stays; given {width}")
     return kept
 
 
@@ -395,7 +396,7 @@ def trace(
         The groups, with which `slicing.narrow` cuts the module.
 
     >>> str(trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3), keep=["0"]).groups[0])
-    '0: 8 units, frozen\\n  0.weight axis 0\\n  0.bias axis 0\\n  1.weight axis 1'
+    '0: 8 units, kept whole\\n  0.weight axis 0\\n  0.bias axis 0\\n  1.weight axis 1'
     """
     if heads not in ("within", "whole"):
         raise ModelError(unknown("choice of heads", heads, ("within", "whole")))

@@ -72,8 +72,8 @@ def bases_within(width: float, base: float) -> int:
 def split(axes: Axes, width: float, parts: int) -> list[Kept]:
     """Which units of each group every one of `parts` networks of `width` takes.
 
-    Block after block; where a group has too few units for blocks of its own, they start again at its first. Groups that
-    are frozen stay whole in every part.
+    The networks take one block of units after another. Where a group has too few units for that, they start again at
+    its first unit. Groups that are kept whole stay whole in every network.
 
     >>> import torch
     >>> from anysize.elastic.axes import trace
