@@ -41,7 +41,7 @@ NOTES: Mapping[str, str] = {
     "method": "The method's own options are keys beside the name. They are listed [below](#options-of-the-methods).",
     "tricks": "Any method takes any trick. The defaults of each method are listed [below](#tricks-by-method).",
     "engine": "Clients run `inprocess`, in worker `processes`, or on the simulation of `flower`, with the same bits. "
-    "Flower is an extra, `pip install '.[flower]'` in a checkout; it starts Ray on this machine, or uses the cluster that "
+    "Flower is an extra, `pip install '.[flower]'` in a checkout; it starts Ray here, or uses the cluster that "
     "`RAY_ADDRESS` names, and trains `workers` clients at a time. The environment variable `ANYSIZE_ENGINE` sets the "
     "engine for files that name none. A live network or task, or a method defined in the main script, runs in this "
     "process. anysize refuses an accelerator that PyTorch does not find. `round_timeout`, `min_clients` and "

@@ -315,7 +315,7 @@ def test_every_problem_of_a_width_is_reported_at_once() -> None:
         axes.index("0.weigth", axes.kept(0.5))
 
 
-def test_elastic_tells_axes_of_unfrozen_groups_from_the_rest() -> None:
+def test_elastic_tells_axes_of_groups_that_can_be_narrowed_from_the_rest() -> None:
     axes = traced("residual", keep=["first"])
     assert axes.elastic("stem.weight", 0)
     assert not axes.elastic("stem.weight", 1)
@@ -323,16 +323,16 @@ def test_elastic_tells_axes_of_unfrozen_groups_from_the_rest() -> None:
     assert not axes.elastic("fc.weight", 0)
 
 
-# --- freezing
+# --- keeping groups whole
 
 
-def test_keep_freezes_the_whole_group_and_says_so() -> None:
+def test_keep_keeps_the_whole_group_and_says_so() -> None:
     axes = traced("residual", keep=["stem"])
     assert axes.group("stem").frozen
     assert not axes.group("first").frozen
-    assert "stem: 8 units, frozen" in str(axes)
+    assert "stem: 8 units, kept whole" in str(axes)
     assert axes.kept(0.25).count("stem") == 8
-    with pytest.raises(ModelError, match="frozen by keep"):
+    with pytest.raises(ModelError, match="kept whole by keep"):
         axes.kept({"stem": 0.5})
 
 

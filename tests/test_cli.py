@@ -147,6 +147,15 @@ def test_inspect_prints_the_width_groups_and_a_verdict_per_method(call: Call, so
     assert {member["name"] for group in found["groups"] for member in group["members"]} >= {"network.linear1.weight"}
 
 
+def test_inspect_says_kept_whole_for_what_model_keep_keeps(call: Call, source: Path) -> None:
+    keep = ("--set", 'model.keep=["linear1"]')
+    _, out, _ = call("inspect", source, *keep)
+    assert "network.linear1: 16 units, kept whole" in out
+    assert "frozen" not in out
+    found = json.loads(call("inspect", source, "--json", *keep)[1])
+    assert [group["name"] for group in found["groups"] if group["kept_whole"]] == ["network.linear1"]
+
+
 def test_inspect_judges_every_method_by_its_own_tricks(call: Call, source: Path) -> None:
     model = ["--set", "model.name=small-cnn", "--set", "model.options={channels=[4,8]}"]
     verdicts = []

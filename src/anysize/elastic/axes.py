@@ -1,9 +1,9 @@
 """Which elements of which axis of which tensor are kept or dropped together: the width groups of any module.
 
 `trace` runs a plain `nn.Module` once on the meta device and follows labels through it (`tracing` says how, and
-why by labels); `Axes` is what it found. A *unit* is the smallest thing that can be kept or dropped: a
-channel with all that is tied to it through sums, norms, gates and shared tensors. A *group* is a set of units
-that live on the same axes, narrowed by one prefix (or one set of indices).
+why it uses labels); `Axes` is what it found. A *unit* is the smallest thing that can be kept or dropped: a
+channel with all that is tied to it through sums, norms, gates and shared tensors. A *width group*, or *group*
+for short, is a set of units that live on the same axes and are narrowed by one prefix (or one set of indices).
 
 >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
 >>> axes = trace(net, torch.zeros(2, 3))
@@ -50,14 +50,14 @@ Width = float | Mapping[str, float | int | Sequence[int]]
 Index = tuple[Tensor | None, ...]
 
 _REMEMBERED = 64
-"""Choices of units whose indices are not computed again; methods that draw units choose anew for every client."""
+"""How many choices of units have their indices cached; not all, since some methods draw new units for every client."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One axis of one tensor in a group.
+    """One axis of one tensor in a width group.
 
-    `units` has one entry per element of the axis: the unit it belongs to, or -1 if it is not of this group.
+    `units` has one entry per element of the axis: the unit it belongs to, or -1 if it is outside this group.
 
     >>> Member("conv.weight", 0, (0, 1, 2, 3)).times
     1
@@ -82,10 +82,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Units that live on the same axes; `name` is that of the layer that first makes them.
+    """A width group: units that live on the same axes, named after the layer that first produces them.
 
     >>> print(Group("conv", 2, (Member("conv.weight", 0, (0, 1)),), frozen=True))
-    conv: 2 units, frozen
+    conv: 2 units, kept whole
       conv.weight axis 0
     """
 
@@ -95,13 +95,14 @@ class Group:
     frozen: bool = False
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.size} unit{'s' if self.size != 1 else ''}{', frozen' if self.frozen else ''}"
+        units = f"{self.size} unit" if self.size == 1 else f"{self.size} units"
+        head = f"{self.name}: {units}" + (", kept whole" if self.frozen else "")
         return "\n".join([head, *(f"  {member}" for member in self.members)])
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Which units of each group stay: a count (that many of the first), or the sorted indices.
+    """Which units of each width group stay: a count (the first so many), or the sorted indices.
 
     >>> Kept((("conv", 2), ("fc", (0, 3)))).units("fc")
     (0, 3)
@@ -152,7 +153,7 @@ class Axes:
     """The width groups of a module: what can be kept, and what that means for every tensor.
 
     Attributes:
-        groups: Elastic groups, and those frozen with `keep`.
+        groups: Elastic groups, and those that `keep` keeps whole.
         head: For each tensor that has the output's class axis, which of its axes that is.
         shapes: The full shape of every parameter and buffer, by its name in `state_dict`.
     """
@@ -188,7 +189,7 @@ class Axes:
 
     @property
     def classifier(self) -> str | None:
-        """The layer that makes the class axis; None where no layer of its own does.
+        """The layer that produces the class axis; None unless exactly one layer does.
 
         >>> trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3)).classifier
         '1'
@@ -207,10 +208,10 @@ class Axes:
         return self._by_name[name]
 
     def kept(self, width: Width | Kept) -> Kept:
-        """Which units stay at a width: one fraction for every group, or one entry for each group named.
+        """Which units stay at a width: one fraction for every group, or a mapping with one entry per group.
 
-        A fraction keeps the first ceil(width * size) units, an int that many, a sequence those indices.
-        Groups that are not named stay whole.
+        A fraction keeps the first ceil(width * size) units, an int the first so many, a sequence those indices.
+        Groups that the mapping does not name stay whole.
 
         >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
         >>> axes.kept(0.3).count("0"), axes.kept({"0": [1, 5]}).units("0")
@@ -232,7 +233,7 @@ class Axes:
         return Kept(tuple(chosen))
 
     def index(self, name: str, kept: Kept) -> Index:
-        """Per axis of a tensor the indices that stay, sorted; None where the whole axis stays.
+        """The sorted indices that stay on each axis of a tensor; None where the whole axis stays.
 
         >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
         >>> axes.index("0.weight", axes.kept(0.25))
@@ -261,7 +262,7 @@ class Axes:
         return tuple(size if rows is None else len(rows) for size, rows in zip(self._all_shapes[name], index))
 
     def elastic(self, name: str, axis: int) -> bool:
-        """Whether every element of that axis belongs to a group that is not frozen.
+        """Whether every element of that axis belongs to a group that is not kept whole.
 
         >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
         >>> axes.elastic("0.weight", 0), axes.elastic("0.weight", 1)
@@ -290,7 +291,7 @@ class Axes:
         return self._alive[kept]
 
     def survivors(self, extent: Extent, kept: Kept) -> Tensor:
-        """For each position along a traced axis, whether anything of it stays; (size,) bool."""
+        """For each position along a traced axis, whether anything stays there; (size,) bool."""
         alive = self.alive(kept)
         result = torch.ones(extent.size, dtype=torch.bool)
         for plane in extent.planes:
@@ -331,7 +332,7 @@ class Axes:
         solved: set[str],
         size: Callable[[Extent], int],
     ) -> None:
-        """Set the one unknown of an equation, preferring its present value, then the largest that fits."""
+        """Set the one unknown of an equation: to its present value if that fits, else to the largest that fits."""
         if name in solved:
             return
         solved.add(name)
@@ -365,7 +366,7 @@ def _chosen(group: Group, width: float | int | Sequence[int]) -> int | tuple[int
             f"{group.size}, or distinct indices below {group.size}"
         )
     if group.frozen and kept != group.size:
-        raise ModelError(f"group '{group.name}' is frozen by keep= and stays whole; given {width}")
+        raise ModelError(f"group '{group.name}' is kept whole by keep=, so all of it stays; given {width}")
     return kept
 
 
@@ -384,10 +385,10 @@ def trace(
     Args:
         module: Any plain module, on any device.
         example: Its input, or a tuple of inputs; only shapes and types matter. Use a batch of two or more.
-        keep: Patterns of parameter or module names whose output side stays at full width, with all that is
-            coupled to it. A pattern also matches at the end of dotted names.
+        keep: Patterns of parameter or module names. The output side of what they match is kept whole, with all
+            that is coupled to it. A pattern also matches the end of a dotted name.
         heads: What is elastic in attention: channels "within" every head, or "whole" heads.
-        class_axis: Which axis of the (first) output tensor counts classes; None for none.
+        class_axis: Which axis of the (first) output tensor counts classes; None if there is no such axis.
         output: Picks, from what the forward returns, what must keep its size; by default everything.
         attributes: For integer attributes that the trace cannot infer: dotted path -> group it shrinks with.
 
@@ -395,7 +396,7 @@ def trace(
         The groups, with which `slicing.narrow` cuts the module.
 
     >>> str(trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3), keep=["0"]).groups[0])
-    '0: 8 units, frozen\\n  0.weight axis 0\\n  0.bias axis 0\\n  1.weight axis 1'
+    '0: 8 units, kept whole\\n  0.weight axis 0\\n  0.bias axis 0\\n  1.weight axis 1'
     """
     if heads not in ("within", "whole"):
         raise ModelError(unknown("choice of heads", heads, ("within", "whole")))
@@ -428,7 +429,7 @@ def trace(
         raise ModelError(
             f"the network cannot run without data, at {place} "
             f"({line_of(error) or 'inside PyTorch'}): {str(error).rstrip('.')}. "
-            "Its forward may not depend on values of its input, and the example must fit it"
+            "Its forward must not depend on the values of its input, and the example must fit it"
         ) from error
     ran.tracer.settle_grids()
     head = _head(ran, class_axis)
@@ -443,13 +444,13 @@ def trace(
 
 
 def _paths(name: str) -> list[str]:
-    """A parameter's name and those of the modules around it: a.b.weight, a.b, a."""
+    """A parameter's name and the names of the modules around it: a.b.weight, a.b, a."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
 def _matching(tensors: Mapping[str, Tensor], keep: Sequence[str]) -> set[str]:
-    """The names of tensors that any pattern matches; a pattern without a match is refused."""
+    """The names of the tensors that at least one pattern matches; refuses a pattern that matches nothing."""
     matched: set[str] = set()
     problems = []
     for pattern in keep:
@@ -469,7 +470,7 @@ def _matching(tensors: Mapping[str, Tensor], keep: Sequence[str]) -> set[str]:
 def _kept_roots(
     tracer: Tracer, atoms: Mapping[str, tuple[Tensor | None, ...]], matched: set[str]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The classes on the output side of the matched tensors: their producing axes, or all without any."""
+    """The classes on the output side of the matched tensors: on the axes that produce units, else on all axes."""
     rows = []
     for name in matched:
         made = [axis for axis in range(len(atoms[name])) if (name, axis) in tracer.producers]
@@ -566,7 +567,7 @@ def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:
 
 
 def _homes(ran: Run, pinned: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, list[tuple[str, int]]]:
-    """For each class that can be dropped, the axes on which it lives; each tensor under its first name."""
+    """The axes on which each droppable class lives; each tensor appears under its first name."""
     homes: dict[int, list[tuple[str, int]]] = {}
     seen: set[int] = set()
     for name, rows in ran.atoms.items():
@@ -581,13 +582,13 @@ def _homes(ran: Run, pinned: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, l
 
 
 def _main_axis(axes: tuple[tuple[str, int], ...], producers: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """The axis that first makes these units as the network runs, or their first axis."""
+    """The axis that first produces these units as the network runs, or their first axis if none does."""
     made = [axis for axis in axes if axis in producers]
     return min(made, key=producers.index) if made else axes[0]
 
 
 def _place(axes: tuple[tuple[str, int], ...], producers: Sequence[tuple[str, int]], ran: Run) -> tuple[int, int]:
-    """Groups stand in the order in which the network makes them."""
+    """A sort key that puts groups in the order in which the network produces them."""
     main = _main_axis(axes, producers)
     names = list(ran.atoms)
     return (producers.index(main) if main in producers else len(producers), names.index(main[0]))
@@ -627,7 +628,7 @@ def _members(ran: Run, group: np.ndarray[Any, Any], unit: np.ndarray[Any, Any], 
 
 
 def _fixed(ran: Run, group: np.ndarray[Any, Any], producers: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """The producing axes of which no element can be dropped, as text."""
+    """The producing axes on which no element can be dropped, as text."""
     rows = ((name, axis, ran.atoms[name][axis]) for name, axis in producers)
     return tuple(
         f"{name} axis {axis}" for name, axis, row in rows if row is not None and (group[row.numpy()] < 0).all()

@@ -4,8 +4,8 @@ A weight W of shape (T, S, *k) is cut along its inputs into S / R1 fragments of 
 output is a combination of the same R2 basis vectors: W = U V with the basis V of shape (R2, R1, *k) and the
 coefficients U of shape (T, S / R1, R2). Neither T nor S appears in V, so weights of every width can share it.
 
-A layer is computed in one of two ways, with the same result but for rounding: *composing* its weight first, or applying
-the basis to every fragment of the input and *mixing* what comes out by the coefficients. `mixing_pays` says which.
+There are two ways to compute a layer, with the same result up to rounding: *compose* its weight first, or apply the
+basis to every fragment of the input and *mix* the results by the coefficients. `mixing_pays` says which is faster.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch.nn.modules.conv import _ConvNd
 
 Way = Literal["auto", "compose", "mix"]
 
-_NULL = 1e-6  # far below the part of a direction that matters, far above rounding in double precision
+_NULL = 1e-6  # far below the share of a direction that matters, far above rounding in double precision
 
 MIX_BELOW = {nn.Linear: 1.1, nn.Conv1d: 0.6, nn.Conv2d: 0.6, nn.Conv3d: 0.6}
-"""Layers that can mix, and up to which part of the dense layer's multiply-adds that is the faster way."""
+"""Layer types that can mix, and the fraction of the dense layer's multiply-adds up to which mixing is faster."""
 
 
 def compose(basis: Tensor, coefficients: Tensor) -> Tensor:
@@ -63,15 +63,15 @@ def principal_basis(weight: Tensor, inputs: int, size: int) -> Tensor:
 def joint_basis(weights: Sequence[Tensor], near: Tensor) -> Tensor:
     """The orthonormal basis in which all `weights` together lose least, each relative to its own norm.
 
-    Among the bases of that subspace it is the one nearest to `near`, so that weights which `near` composes exactly, if
-    it is orthonormal itself, give it back.
+    Of all bases of that subspace, this is the one nearest to `near`. So if `near` is orthonormal and composes the
+    weights exactly, the result is `near` itself.
 
     Args:
         weights: of any widths, (T, S, *k) with S a multiple of R1.
         near: a basis (R2, R1, *k).
     """
     rows = near.reshape(len(near), -1).double()  # (R2, R1 k^2)
-    scatter = _NULL * rows.T @ rows  # decides where the weights do not: they may have fewer directions than vectors
+    scatter = _NULL * rows.T @ rows  # decides the directions that the weights leave open: they may span fewer than R2
     for weight in weights:
         flat = weight.reshape(-1, rows.shape[1]).double()
         scatter = scatter + flat.T @ flat / flat.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
@@ -121,9 +121,9 @@ def mixing_pays(layer: nn.Module, basis: Tensor, coefficients: Tensor) -> bool:
     """Whether mixing is the faster way to compute the layer, by a fixed rule on shapes.
 
     Per position, mixing takes R2 / T + R2 / (R1 k^2) of the dense layer's multiply-adds; composing takes all of them
-    and the composition. `benchmarks/flanc_ways.py` measures both at the shapes of the networks here, at batch 32: up to
-    `MIX_BELOW` mixing was faster at every one of them. Above it neither always is (many channels on small maps would
-    still gain), so composing, which holds less memory, is the default there.
+    plus the composition. `benchmarks/flanc_ways.py` measures both at the shapes of the networks here, at batch 32: up
+    to `MIX_BELOW` mixing was faster at every shape. Above it neither always wins (many channels on small maps would
+    still gain from mixing), so the default there is composing, which holds less memory.
 
     >>> layer = nn.Conv2d(128, 128, 3)
     >>> mixing_pays(layer, torch.empty(32, 16, 3, 3), torch.empty(128, 8, 32))  # 32 / 128 + 32 / 144 = 0.47
@@ -136,7 +136,7 @@ def mixing_pays(layer: nn.Module, basis: Tensor, coefficients: Tensor) -> bool:
 
 
 def can_mix(layer: nn.Module) -> bool:
-    """Whether the layer is a plain linear layer or convolution that `Mixed` can stand for."""
+    """Whether the layer is a plain linear layer or convolution that `Mixed` can replace."""
     if type(layer) not in MIX_BELOW or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     if isinstance(layer, _ConvNd):
@@ -145,12 +145,12 @@ def can_mix(layer: nn.Module) -> bool:
 
 
 class Mixed(nn.Module):
-    """What a layer with the composed weight computes, by applying the basis to every fragment of the input, then U."""
+    """A layer with a composed weight, computed by applying the basis to every fragment of the input, then U."""
 
     def __init__(self, layer: nn.Module, basis: nn.Parameter, coefficients: nn.Parameter) -> None:
         super().__init__()
         self.register_parameter("bias", layer.get_parameter("bias") if layer.bias is not None else None)
-        self._factors = (basis, coefficients)  # in a tuple, so that they are parameters of `Composed` alone
+        self._factors = (basis, coefficients)  # in a tuple, so that only `Composed` lists them as parameters
         self._mix = _mixer(layer)
 
     @property
@@ -225,7 +225,7 @@ class Composed(nn.Module):
         """Takes the network apart.
 
         Args:
-            network: whose weights are replaced; left untouched.
+            network: the network whose weights are composed; left untouched.
             basis: per weight name.
             coefficients: likewise.
             way: "auto" mixes where `mixing_pays`, "mix" wherever a layer can, "compose" nowhere.
@@ -249,14 +249,14 @@ class Composed(nn.Module):
                     owner.register_buffer(leaf, placeholder, persistent=False)
 
     def _mix(self, name: str) -> None:
-        """Replaces the layer of that weight by one that mixes."""
+        """Replace the layer that holds this weight by one that mixes."""
         path, _, _ = f"network.{name}".rpartition(".")
         parent, _, leaf = path.rpartition(".")
         mixed = Mixed(self.get_submodule(path), self.basis[key(name)], self.coefficients[key(name)])
         setattr(self.get_submodule(parent), leaf, mixed)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        # What `functional_call` does, without its search for tied names, which small networks feel at every step.
+        # What `functional_call` does, without its search for tied names, which costs small networks time at every step.
         empty = [getattr(*owners[0]) for owners in self._composed.values()]
         for name, owners in self._composed.items():
             _place(owners, compose(self.basis[name], self.coefficients[name]))
@@ -277,13 +277,13 @@ def _way(owners: Sequence[tuple[nn.Module, str]], basis: Tensor, coefficients: T
 
 
 def _place(owners: Sequence[tuple[nn.Module, str]], weight: Tensor) -> None:
-    """Gives all layers that share a weight this one."""
+    """Give this weight to all layers that share it."""
     for owner, leaf in owners:
         setattr(owner, leaf, weight)  # not into its dict of buffers: recurrent layers keep a list beside it
 
 
 def key(name: str) -> str:
-    """A parameter's name as a key of `Composed`, which may hold no dots.
+    """A parameter's name as a key of `Composed`, where dots are not allowed.
 
     >>> key("stage.0.weight"), unkey(key("stage.0.weight"))
     ('stage:0:weight', 'stage.0.weight')
@@ -292,7 +292,7 @@ def key(name: str) -> str:
 
 
 def unkey(key: str) -> str:
-    """The parameter's name that `key` made a key of."""
+    """The inverse of `key`: the parameter's name."""
     return key.replace(":", ".").replace("%3A", ":").replace("%25", "%")
 
 

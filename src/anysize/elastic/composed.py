@@ -1,4 +1,4 @@
-"""Networks of several widths composed of one basis: what ordered dropout trains of a composed network."""
+"""Networks of several widths that share one basis: what ordered dropout trains if weights are composed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anysize.elastic.skeleton import named_tensors
 
 
 class ComposedWidths(nn.Module):
-    """Composed networks of several widths over the very same basis and the very same unscaled layers.
+    """Composed networks of several widths that share one basis and the same unscaled layers.
 
     Attributes:
         largest: the network of the largest width; calling the whole calls it.
@@ -20,11 +20,11 @@ class ComposedWidths(nn.Module):
     """
 
     def __init__(self, networks: Sequence[Composed], shared: Collection[str]) -> None:
-        """Takes networks, smallest first, whose bases are one from now on: the largest one's.
+        """Make the networks share the largest one's basis from now on.
 
         Args:
-            networks: of one structure at several widths.
-            shared: names of the network's tensors that are one for all widths as well.
+            networks: one structure at several widths, smallest first.
+            shared: names of the other tensors that all widths share.
         """
         super().__init__()
         *smaller, largest = networks
@@ -32,7 +32,7 @@ class ComposedWidths(nn.Module):
         memo: dict[int, object] = {}
         for network in smaller:
             memo |= {id(tensor): ours[name] for name, tensor in _common(network, shared)}
-        memo |= {id(tensor): tensor for tensor in ours.values()}  # a copy that keeps them is one of the same basis
+        memo |= {id(tensor): tensor for tensor in ours.values()}  # the copy keeps these tensors, so it shares the basis
         self.largest = largest
         self.inner = nn.ModuleList(copy.deepcopy(smaller, memo))
 
@@ -50,7 +50,7 @@ class ComposedWidths(nn.Module):
 
 
 def _common(network: Composed, shared: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a composed network that are one for all widths."""
+    """The tensors of a composed network that all widths share."""
     for name, tensor in named_tensors(network):
         if name.startswith("basis.") or name.removeprefix("network.") in shared:
             yield name, tensor

@@ -1,10 +1,10 @@
 """Removing and restoring blocks: the depths at which any module with repeated shape-preserving blocks can run.
 
-A *stage* is a row of blocks of one kind, each fed with what the one before it gives. Its first block always stays; of
-the others those can be removed that give back a tensor of the shape they received, or of the first they received, as
-layers do that get a mask too. `stages` finds them by one forward on the meta device; a removed block becomes the
-identity. Depth d keeps the first d blocks of every stage, so that
-depth 1 is the shallowest network and the number of blocks in the longest stage the whole one.
+A *stage* is a row of blocks of one kind, where each block's input is the output of the one before it. The first block
+always stays. Another block can be removed if its output has the shape of its input, or of its first input if it has
+several (a layer that also gets a mask). `stages` finds them by one forward on the meta device; a removed block becomes
+the identity. Depth d keeps the first d blocks of every stage: depth 1 is the shallowest network, and the number of
+blocks in the longest stage is the depth of the whole network.
 
 >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
 >>> found = stages(net, torch.zeros(1, 2))
@@ -32,7 +32,7 @@ from anysize.errors import ModelError, unknown
 Fill = Literal["zeros", "identity", "replicate", "random"]
 
 _LONGEST_BLOCK = 4
-"""How many modules that stand side by side, such as convolution, norm and ReLU, are tried as one block."""
+"""The most modules in a row, such as convolution, norm and ReLU, that are tried as one block."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Stage:
     """A row of blocks of one kind.
 
     Attributes:
-        first: the block that always stays, as the dotted names of its modules; empty where the user named the blocks.
-        blocks: those that can be removed, in the order in which they run.
-        given_more: modules among them that are called with more than one argument.
+        first: the block that always stays, as the dotted names of its modules; empty if the user named the blocks.
+        blocks: the blocks that can be removed, in the order in which they run.
+        given_more: modules in these blocks that are called with more than one argument.
 
     >>> str(Stage(("a.0",), (("a.1",), ("a.2",))))
     'a.0: 3 blocks, of which 2 can be removed: a.1, a.2'
@@ -63,7 +63,7 @@ class Stage:
 
 
 def full_depth(found: Sequence[Stage]) -> int:
-    """The depth of the whole network: the blocks of its longest stage.
+    """The depth of the whole network: the number of blocks in its longest stage.
 
     >>> full_depth([Stage(("a",), (("b",), ("c",)))]), full_depth([])
     (3, 1)
@@ -79,7 +79,7 @@ def removed_modules(found: Sequence[Stage], depth: int | None) -> set[str]:
 
 
 def without(module: nn.Module, found: Sequence[Stage], depth: int | None) -> nn.Module:
-    """A copy of the structure at that depth: removed blocks are the identity, all other tensors are shared."""
+    """A copy of the module at that depth: removed blocks are the identity, all other tensors are shared."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     given_more = {name for stage in found for name in stage.given_more}
     for name in removed_modules(found, depth):
@@ -88,7 +88,7 @@ def without(module: nn.Module, found: Sequence[Stage], depth: int | None) -> nn.
 
 
 class Skipped(nn.Identity):
-    """Gives back the first of its arguments, whatever else it is called with."""
+    """Returns its first argument and ignores all others."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return input
@@ -114,17 +114,17 @@ def restored(
     fill: Fill = "zeros",
     random: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """What the inverse transformation puts in the place of removed blocks, by the names of their tensors.
+    """The tensors that the inverse transformation puts in place of the removed blocks, by name.
 
     Args:
-        tensors: of the shallow network.
-        like: tensors of the removed blocks' names and shapes; "random" draws from their mean and spread.
+        tensors: the tensors of the shallow network.
+        like: tensors with the removed blocks' names and shapes; "random" draws from their mean and spread.
         found: the stages.
-        depth: of the shallow network.
-        fill: "zeros"; "identity": where a block has a single weight, between as many inputs as outputs, the one that
-            passes its input on, elsewhere zeros, which do so in a residual block; "replicate": the last block of the
-            stage that was kept, where it fits; "random".
-        random: for "random".
+        depth: the depth of the shallow network.
+        fill: "zeros"; "identity": in a block with a single weight and as many inputs as outputs, the weight that passes
+            the input on, elsewhere zeros, which pass it on in a residual block; "replicate": a copy of the last block
+            of the stage that was kept, where it fits; "random".
+        random: the generator for "random".
 
     >>> stage = Stage(("0",), (("1",),))
     >>> restored({"0.weight": torch.ones(1)}, {"1.weight": torch.zeros(1)}, [stage], 1, "replicate")
@@ -144,7 +144,7 @@ def restored(
 
 
 def _passing(like: Tensor) -> Tensor:
-    """What lets a layer without a shortcut pass its input on: a weight that is the identity, a norm that scales by one.
+    """The tensor with which a layer without a shortcut passes its input on: an identity weight, a norm's scale of one.
 
     >>> _passing(torch.zeros(2, 2, 1)).tolist()
     [[[1.0], [0.0]], [[0.0], [1.0]]]
@@ -160,7 +160,7 @@ def _passing(like: Tensor) -> Tensor:
 
 
 def _counterpart(name: str, block: Sequence[str], other: Sequence[str]) -> str:
-    """The tensor of `other` that stands where `name` stands in `block`; "" if there is none."""
+    """The name of the tensor that has in `other` the place of `name` in `block`; "" if there is none."""
     pairs = (f"{there}{name[len(here) :]}" for here, there in zip(block, other) if name.startswith(f"{here}."))
     return next(pairs, "")
 
@@ -179,11 +179,11 @@ def _filled(like: Tensor, source: Tensor | None, fill: Fill, random: torch.Gener
 
 @dataclass(frozen=True)
 class _Call:
-    """What a module received first and gave in its one call; tensors are compared by identity."""
+    """The first input and the output of a module's only call; tensors are compared by identity."""
 
     given: Tensor
     gave: Tensor
-    more: bool = False  # whether it received more than that
+    more: bool = False  # whether it received more inputs
 
     @property
     def preserves(self) -> bool:
@@ -191,13 +191,13 @@ class _Call:
 
 
 def stages(module: nn.Module, example: Tensor, blocks: Sequence[Sequence[str]] = ()) -> tuple[Stage, ...]:
-    """The stages of a module, outermost first found first; a block inside a block is not looked for.
+    """The stages of a module, outermost first; blocks inside blocks are not searched for.
 
     Args:
         module: any module; it is left untouched.
         example: an input; only its shape and type matter.
-        blocks: the user's own choice instead: for each stage the names of the modules that can be removed, in the order
-            in which they run.
+        blocks: the user's choice, instead of a search: for each stage the names of the modules that can be removed, in
+            the order in which they run.
 
     Raises:
         ModelError: if a named block cannot be removed.
@@ -218,13 +218,13 @@ def why_none(module: nn.Module) -> str:
     ]
     reasons = "; ".join(stacked) or "no modules of one kind follow each other and preserve their input's shape"
     return (
-        f"the model has no blocks that can be removed: {reasons}. Write repeated blocks as modules of their own, or "
+        f"the model has no blocks that can be removed: {reasons}. Write repeated blocks as separate modules, or "
         "name them in model.blocks"
     )
 
 
 def _calls(module: nn.Module, example: Tensor) -> dict[str, _Call | None]:
-    """The call of every module that takes a tensor first and gives one; None for those called otherwise or twice."""
+    """The call of every module that maps a tensor to a tensor; None for modules called twice or in another way."""
     bare = hollow(module, constants=False).eval()
     seen: dict[str, list[_Call | None]] = {}
 
@@ -244,7 +244,7 @@ def _calls(module: nn.Module, example: Tensor) -> dict[str, _Call | None]:
 
 
 def _found(module: nn.Module, path: str, calls: Mapping[str, _Call | None], shared: set[str]) -> Iterator[Stage]:
-    """The stages among the children of a module, and inside those children that are in none."""
+    """The stages among the children of a module, and inside those children that belong to no stage."""
     children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items()]
     names = [name for name, child in children if child is not None]
     kinds = [_kind(child) for _, child in children if child is not None]
@@ -266,7 +266,7 @@ def _found(module: nn.Module, path: str, calls: Mapping[str, _Call | None], shar
 def _stage(
     owner: nn.Module, rows: Sequence[tuple[str, ...]], calls: Mapping[str, _Call | None], shared: set[str], path: str
 ) -> Stage | None:
-    """The stage of these blocks, if one of them beyond the first can be removed."""
+    """The stage that these blocks form; None if no block after the first can be removed."""
     start = len(path) + 1 if path else 0
 
     def removable(row: tuple[str, ...]) -> bool:
@@ -289,7 +289,7 @@ def _preserves(row: Sequence[str], calls: Mapping[str, _Call | None]) -> bool:
 def _repeats(
     names: Sequence[str], kinds: Sequence[Any], place: int, calls: Mapping[str, _Call | None]
 ) -> tuple[int, int]:
-    """(modules in a block, blocks) of the row that starts at a place: the one that covers most modules."""
+    """(modules in a block, blocks) of the row of blocks that starts at `place` and covers the most modules."""
     best = (1, 1)
     for length in range(1, _LONGEST_BLOCK + 1):
         count, end = 1, place + length
@@ -305,20 +305,20 @@ def _repeats(
 
 
 def _chained(names: Sequence[str], calls: Mapping[str, _Call | None]) -> bool:
-    """Whether each module is fed with the very tensor that the one before it gave."""
+    """Whether each module's input is the very tensor that the module before it returned."""
     own = [calls.get(name) for name in names]
     return all(a is not None and b is not None and b.given is a.gave for a, b in pairwise(own))
 
 
 def _kind(module: nn.Module) -> Any:
-    """What makes two modules blocks of one kind: their type, and for a plain row of layers the types in it."""
+    """What two blocks of one kind have in common: their type, and for a plain sequence of layers the types in it."""
     if type(module) is nn.Sequential:
         return (nn.Sequential, *(_kind(child) for child in module))
     return type(module)
 
 
 def _shared(module: nn.Module) -> set[str]:
-    """The modules that share a tensor with a module beside them: removing one would rename the other's."""
+    """The modules that share a tensor with a neighbour: removing one would rename the neighbour's tensor."""
     owners: dict[int, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for tensor in (*part._parameters.values(), *part._buffers.values()):
@@ -341,7 +341,7 @@ def _holds_all(prefix: str, paths: Sequence[str]) -> bool:
 
 
 def _named(module: nn.Module, calls: Mapping[str, _Call | None], blocks: Sequence[Sequence[str]]) -> tuple[Stage, ...]:
-    """The stages that the user named, each name refused with its reason if it cannot be removed."""
+    """The stages that the user named; refuses each name that cannot be removed, with the reason."""
     parts = dict(module.named_modules(remove_duplicate=False))
     shared = _shared(module)
     problems = []
@@ -357,7 +357,7 @@ def _named(module: nn.Module, calls: Mapping[str, _Call | None], blocks: Sequenc
 
 
 def _full_name(name: str, parts: Mapping[str, nn.Module]) -> str:
-    """The module's name, also where the normalisation layer stands around the user's network."""
+    """The module's full name, also if a normalisation layer wraps the user's network."""
     return name if name in parts or f"network.{name}" not in parts else f"network.{name}"
 
 
@@ -371,10 +371,11 @@ def _obstacle(
         return unknown("module", name, [path for path in parts if path])
     call = calls.get(name)
     if call is None:
-        return f"'{name}' is not called exactly once with a tensor first, giving one"
+        return f"'{name}' is not called exactly once with a tensor as its first argument and its result"
     if not call.preserves:
         return (
-            f"'{name}' turns {tuple(call.given.shape)} into {tuple(call.gave.shape)}; only blocks that keep it can go"
+            f"'{name}' turns shape {tuple(call.given.shape)} into {tuple(call.gave.shape)}; only blocks that keep the "
+            "shape can be removed"
         )
     if name in shared:
         return f"'{name}' shares a tensor with a module outside it"

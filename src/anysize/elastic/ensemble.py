@@ -1,9 +1,9 @@
-"""Base networks: a wide network split by its channels into narrow ones, which are asked together again.
+"""Base networks: a wide network split by its channels into narrow ones, whose outputs are averaged.
 
-A group of n channels is cut into blocks of r n; block i of every group makes base network i. At a random start the
-entries of different blocks are independent draws, so the bases are independent networks; each has the (smaller) weights
-that the wide network starts with, which is what Split-Mix calls rescaled initialisation. Of a learned network the bases
-are its parts.
+A width group of n channels is cut into blocks of r n; block i of every group makes base network i. At a random start
+the entries of different blocks are independent draws, so the bases are independent networks. Each has the (smaller)
+weights that the wide network starts with, which Split-Mix calls rescaled initialisation. If the wide network is already
+trained, the bases are parts of it.
 
 >>> import torch
 >>> net = Ensemble([nn.Linear(2, 3), nn.Linear(2, 3)])
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from anysize.elastic.axes import Axes, Kept
 
-_SLACK = 1e-9  # 0.3 / 0.1 is 2.9999999999999996, and means three
+_SLACK = 1e-9  # 0.3 / 0.1 is 2.9999999999999996 and must count as three
 
 
 class Ensemble(nn.Module):
-    """Networks of one kind as one ordinary network: the mean of their outputs.
+    """Networks of one kind as one ordinary network, whose output is the mean of theirs.
 
     Attributes:
         bases: the networks, in the order in which they are mixed.
@@ -39,7 +39,7 @@ class Ensemble(nn.Module):
 
 
 class Networks(nn.ModuleDict):
-    """Networks that are trained side by side, by name; asked together, they answer with the mean of their outputs."""
+    """Networks that are trained side by side, by name; calling the whole returns the mean of their outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         return mean_output(self.values(), x)
@@ -52,7 +52,7 @@ def mean_output(networks: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 def mixed(bases: Sequence[nn.Module]) -> nn.Module:
-    """The network that the bases make together; one alone is itself.
+    """The ensemble of the bases; a single base is returned as it is.
 
     >>> type(mixed([nn.Linear(2, 3)])).__name__, type(mixed([nn.Linear(2, 3)] * 2)).__name__
     ('Linear', 'Ensemble')
@@ -61,7 +61,7 @@ def mixed(bases: Sequence[nn.Module]) -> nn.Module:
 
 
 def bases_within(width: float, base: float) -> int:
-    """How many networks of width `base` a width is worth: floor(R / r), the float's error forgiven.
+    """How many networks of width `base` fit into a width: floor(R / r), with a tolerance for rounding.
 
     >>> bases_within(0.3, 0.1), bases_within(0.5, 0.2)
     (3, 2)
@@ -70,10 +70,10 @@ def bases_within(width: float, base: float) -> int:
 
 
 def split(axes: Axes, width: float, parts: int) -> list[Kept]:
-    """Which units of each group every one of `parts` networks of `width` takes.
+    """The units of each group that each of `parts` networks of `width` takes.
 
-    Block after block; where a group has too few units for blocks of its own, they start again at its first. Groups that
-    are frozen stay whole in every part.
+    The networks take one block of units after another. Where a group has too few units for that, they start again at
+    its first unit. Groups that are kept whole stay whole in every network.
 
     >>> import torch
     >>> from anysize.elastic.axes import trace
@@ -94,14 +94,14 @@ def split(axes: Axes, width: float, parts: int) -> list[Kept]:
 
 
 def scaled_to_own_width(tensors: Mapping[str, Tensor], narrow: nn.Module, full: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a narrow network's layers at the scale that it would draw itself.
+    """The tensors of a narrow network, rescaled as if its own initialisation had drawn them.
 
-    Kaiming's initialisation falls with the root of a layer's inputs. A part of a wide network's start is therefore
-    smaller than a start of its own, by the root of how many times fewer inputs a layer has.
+    Kaiming's initialisation shrinks with the square root of a layer's inputs. A part of a wide network's first weights
+    is therefore smaller than weights drawn for the narrow network, by the square root of (full inputs / narrow inputs).
 
     Args:
-        tensors: of the narrow network, as parts of the full one's start; left untouched.
-        narrow: its structure.
+        tensors: the narrow network's, cut from the full network's first weights; left untouched.
+        narrow: the narrow network's structure.
         full: the full network's structure.
 
     >>> import torch
@@ -121,7 +121,7 @@ def scaled_to_own_width(tensors: Mapping[str, Tensor], narrow: nn.Module, full: 
 
 
 def _inputs(layer: nn.Module) -> int | None:
-    """How many inputs decide the scale of a layer's start; None for layers that start alike at every width."""
+    """How many inputs set the scale of a layer's first weights; None if that scale is the same at every width."""
     if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
         return layer.weight[0].numel()
     if isinstance(layer, nn.RNNBase | nn.RNNCellBase):

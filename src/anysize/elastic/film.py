@@ -1,8 +1,8 @@
-"""Batch-norms that depend on a condition of each sample: its code sets a factor and a shift per channel.
+"""Batch-norms that depend on a condition of each sample: the condition's code sets a factor and a shift per channel.
 
 Perez, Strub, de Vries, Dumoulin, Courville. "FiLM: Visual Reasoning with a General Conditioning Layer". AAAI 2018.
 
-Codes are no state of a layer: a *view* of the network for given codes is called, which puts them in their places. At
+No layer stores a code: callers call a *view* of the network for given codes, which passes each layer its codes. With
 one code and fixed statistics such a layer is affine per channel, so it folds into one ordinary batch-norm.
 """
 
@@ -22,12 +22,12 @@ from anysize.errors import ModelError
 
 
 class Film(nn.Module):
-    """gamma(code) BN(x) + beta(code), of which only the structure is made: its tensors are on the meta device.
+    """The structure of gamma(code) BN(x) + beta(code); its tensors are on the meta device.
 
     Attributes:
         norm: the batch-norm.
         film: makes (gamma, beta) of all channels from a code.
-        code: of each sample, (N, codes); a placeholder, for which a view puts the codes at hand.
+        code: the code of each sample, (N, codes); a placeholder that a view replaces by the codes of the batch.
     """
 
     code: Tensor
@@ -43,8 +43,8 @@ class Film(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if len(x) != len(self.code):
             raise ModelError(
-                f"a batch-norm gets {len(x)} rows for {len(self.code)} samples, so that it cannot know which sample's "
-                "condition a row has; keep the samples on the first axis"
+                f"a batch-norm gets {len(x)} rows for {len(self.code)} samples, so it cannot know to which sample a "
+                "row belongs; keep the samples on the first axis"
             )
         places = (len(x), -1, *[1] * (x.dim() - 2))
         gamma, beta = (part.reshape(places) for part in self.film(self.code).chunk(2, dim=-1))  # (N, C, 1, ...)
@@ -56,8 +56,8 @@ class Conditional(nn.Module):
     """The structure of a network whose batch-norms are dual and conditional.
 
     Attributes:
-        dual: the network, each batch-norm in a `Film`, and copies of the batch-norms for noised inputs.
-        codes: of the conditions that there are, (conditions, code).
+        dual: the network with each batch-norm in a `Film`, and copies of the batch-norms for noised inputs.
+        codes: the code of each condition, (conditions, code).
 
     >>> network = Conditional(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.eye(2))
     >>> [name for name, _ in network.named_parameters()][2:5]
@@ -69,11 +69,11 @@ class Conditional(nn.Module):
     def __init__(self, network: nn.Module, codes: Tensor) -> None:
         super().__init__()
         films: dict[int, object] = {id(norm): Film(norm, codes.shape[1]) for norm in batch_norms(network)}
-        self.dual = Dual(copy.deepcopy(network, films))  # wherever the network holds a norm, the copy holds its film
+        self.dual = Dual(copy.deepcopy(network, films))  # the copy holds a film wherever the network holds a norm
         self.register_buffer("codes", codes.clone(), persistent=False)
 
     def given(self, conditions: Sequence[int], noisy: bool) -> nn.Module:
-        """The network for samples under these conditions, one each, with the batch-norms for noised inputs or not."""
+        """The network for samples with these conditions, one per sample, through the noised batch-norms if `noisy`."""
         return _Given(self, self.codes[torch.tensor(conditions, device=self.codes.device)], noisy)
 
     def films(self) -> Iterator[tuple[str, Film]]:
@@ -84,7 +84,7 @@ class Conditional(nn.Module):
 
 
 class _Given(nn.Module):
-    """A conditional network's own tensors, seen with the codes of some samples in their places."""
+    """A view of a conditional network: its own tensors, with the codes of some samples filled in."""
 
     def __init__(self, network: Conditional, codes: Tensor, noisy: bool) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Given(nn.Module):
 
 
 def conditional_names(network: Conditional) -> dict[str, str]:
-    """By the names of the plain network's batch-norm tensors, their names in the conditional one's `dual.network`."""
+    """From the name of each batch-norm tensor in the plain network to its name in `dual.network`."""
     return {
         _inside(name, leaf): _inside(name, f"norm.{leaf}")
         for name, layer in network.films()
@@ -113,9 +113,10 @@ def conditional_names(network: Conditional) -> dict[str, str]:
 def conditional_tensors(
     tensors: Mapping[str, Tensor], network: Conditional, random: torch.Generator
 ) -> dict[str, Tensor]:
-    """The tensors of `network` that answers at first, under every condition, as the plain one with `tensors`.
+    """First tensors of `network`, with which it answers under every condition as the plain one does with `tensors`.
 
-    A film begins with factor 1 and shift 0, which the last layer's bias gives alone; the layer before it is drawn.
+    A film begins with factor 1 and shift 0: its last layer has zero weights and that bias. The layer before it is drawn
+    at random.
     """
     names = conditional_names(network)
     inner = {names.get(name, name): tensor for name, tensor in tensors.items()}
@@ -134,7 +135,7 @@ def conditional_tensors(
 
 
 def conditioned(network: Conditional, condition: int, noisy: bool) -> nn.Module:
-    """The ordinary network under one condition, every film and its batch-norm folded into one; `network` is used up."""
+    """The ordinary network for one condition: each film and its batch-norm folded into one layer. Uses up `network`."""
     norms: dict[int, object] = {}
     code = network.codes[condition].double()
     for name, layer in network.films():

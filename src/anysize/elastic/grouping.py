@@ -1,16 +1,16 @@
 """Several networks of one structure in one pass: one small rule per layer type.
 
-The networks' channels stand side by side, network after network, on the channel axis: a convolution becomes one in
-groups, a linear layer a batched product, a norm one over all channels, and what works on each channel alone stays as it
-is. Every tensor of the whole is the networks' tensors one below the other, so that stacking and taking apart need no
-rules.
+The networks' channels lie side by side, network after network, on the channel axis: a convolution becomes a grouped
+convolution, a linear layer a batched product, a norm one over all channels, and what works on each channel alone stays
+as it is. Every tensor of the grouped network is the networks' tensors concatenated along the first axis, so stacking
+and unstacking need no rules.
 
-What a network's own `forward` does to its channels cannot be seen from its layers, so the result is compared with the
-separate networks once, on random weights; where it differs, or where a layer type has no rule, there is no grouped
-network and the reason is given.
+The layers do not show what a network's own `forward` does to its channels. The result is therefore compared with the
+separate networks once, on random weights; if it differs, or if a layer type has no rule, there is no grouped network,
+only the reason.
 
-When it pays is a fixed rule on shapes, read off `benchmarks/splitmix_grouping.json`: every convolution must be one that
-`pays`, and networks without any must be at least three. Otherwise they go one after another.
+A fixed rule on shapes, read off `benchmarks/splitmix_grouping.json`, says when it is faster: every convolution must be
+one that `pays`, and networks without convolutions must be at least three. Otherwise they run one after another.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ R = TypeVar("R", bound=Rule)
 
 _TOLERANCE = 1e-3
 _WIDE_LAYER = 32  # outputs of one network
-_LARGEST = 13_000  # numbers per sample, inputs of all networks together, up to which groups gain
+_LARGEST = 13_000  # largest input per sample, in numbers over all networks, at which grouped convolutions are faster
 _LARGEST_WIDE = 20_000  # the same for wide layers
-_FEW = 2  # networks without convolutions that are too few to gain what stacking costs
+_FEW = 2  # so many networks without convolutions gain less than stacking costs
 
 
 class Grouped(nn.Module):
-    """Networks of one structure; gives their outputs one below the other.
+    """Networks of one structure in one; returns their outputs concatenated along the first axis.
 
     Attributes:
-        network: the layers of all.
+        network: the layers of all networks.
         count: how many networks there are.
-        own: whether every network has inputs of its own, which are given one below the other too; otherwise all see
-            the same.
+        own: whether each network has separate inputs, concatenated along the first axis too; otherwise all networks see
+            the same inputs.
 
     >>> base = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> grouped(hollow(base), 5, [torch.zeros(2, 4)])(torch.zeros(7, 4, device="meta")).shape
@@ -72,13 +72,13 @@ _alike: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
 def grouped(base: nn.Module, count: int, example: Sequence[Tensor], own: bool = False) -> Grouped | str:
-    """The structure of `count` networks like `base` in one pass, or why they go apart; made once, copied by `fill`.
+    """The structure of `count` networks like `base` in one pass, or why they run separately; `fill` copies it.
 
     Args:
-        base: the structure of one.
-        count: how many.
-        example: an input, of which shapes and types matter.
-        own: whether every network has inputs of its own.
+        base: the structure of one network.
+        count: how many networks.
+        example: inputs; only shapes and types matter.
+        own: whether each network has separate inputs.
     """
     known = _found.setdefault(base, {})
     if (count, own) not in known:
@@ -87,12 +87,12 @@ def grouped(base: nn.Module, count: int, example: Sequence[Tensor], own: bool = 
 
 
 def stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of a grouped network: those of the networks, one below the other."""
+    """The tensors of a grouped network: the networks' tensors, concatenated along the first axis."""
     return {f"network.{name}": torch.cat([_row(network[name]) for network in networks]) for name in networks[0]}
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """The tensor with an axis along which it can stand below another; a counter has none."""
+    """The tensor with an axis to concatenate along; a counter has none, so it gets one."""
     return tensor if tensor.dim() else tensor[None]
 
 
@@ -124,7 +124,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[R], R]:
 
 
 class GroupedLinear(nn.Module):
-    """Linear layers side by side; inputs that all share are given once."""
+    """Linear layers side by side; inputs that all networks share come once."""
 
     def __init__(self, layer: nn.Linear, count: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class GroupedLinear(nn.Module):
 
 
 class GroupedConv2d(nn.Conv2d):
-    """Convolutions side by side; inputs that all share are given once."""
+    """Convolutions side by side; inputs that all networks share come once."""
 
     count: int
 
@@ -155,7 +155,7 @@ class GroupedConv2d(nn.Conv2d):
 
 
 def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
-    """Whether convolutions in groups are faster than one after another.
+    """Whether one grouped convolution is faster than the convolutions one after another.
 
     Args:
         weight: the shape of all the weights, (count * outputs, inputs, ...).
@@ -169,7 +169,7 @@ def pays(weight: Sequence[int], x: Sequence[int], count: int) -> bool:
 
 
 class GroupedNormalize(Normalize):
-    """The data's normalisation, alike for all networks; inputs that all share are given once."""
+    """The data's normalisation, the same for all networks; inputs that all networks share come once."""
 
     def forward(self, x: Tensor) -> Tensor:
         channels = len(self.mean)
@@ -227,7 +227,7 @@ def _group_norm(layer: nn.GroupNorm, count: int) -> nn.Module:
 
 
 def _wide(tensor: Tensor, count: int) -> Any:
-    """A placeholder for `count` tensors, one below the other."""
+    """A placeholder for `count` tensors, concatenated along the first axis."""
     shape = (count * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (count,)
     empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -253,12 +253,12 @@ def _made(base: nn.Module, count: int, example: Sequence[Tensor], own: bool) -> 
         two = beside(base, 2, own)
         alike[own] = isinstance(two, Grouped) and _agrees(base, two, example)
     if not alike[own]:
-        return "what it does to its channels is not done to each alone"
+        return "its forward does not treat each channel separately"
     return _slower(made, example) or made
 
 
 def _slower(made: Grouped, example: Sequence[Tensor]) -> str:
-    """Why one pass would be slower, by the rule on shapes; nothing if it would not."""
+    """Why one pass would be slower, by the rule on shapes; an empty string if it would not."""
     shapes: list[tuple[torch.Size, torch.Size]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -269,7 +269,7 @@ def _slower(made: Grouped, example: Sequence[Tensor]) -> str:
     convolutions = [layer for layer in trial.modules() if isinstance(layer, GroupedConv2d)]
     if not convolutions:
         return (
-            "" if made.count > _FEW else f"{made.count} networks without convolutions are too few to gain by one pass"
+            "" if made.count > _FEW else f"{made.count} networks without convolutions are too few to gain from one pass"
         )
     for layer in convolutions:
         layer.register_forward_pre_hook(note)
@@ -277,11 +277,11 @@ def _slower(made: Grouped, example: Sequence[Tensor]) -> str:
         trial(torch.empty((2 * made.count if made.own else 2, *example[0].shape[1:]), device="meta"))
     if all(pays(weight, x, made.count) for weight, x in shapes):
         return ""
-    return f"{made.count} networks' convolutions are over images too large to gain by one pass"
+    return f"the images are too large for the convolutions of {made.count} networks to gain from one pass"
 
 
 def beside(base: nn.Module, count: int, own: bool = False) -> Grouped | str:
-    """The structure of `count` networks like `base` in one pass, faster or not, or which layer has no rule for it."""
+    """The structure of `count` networks like `base` in one pass, faster or not; or which layer has no rule for it."""
     names = [name for name, _ in base.named_parameters(remove_duplicate=False)]
     if len(names) != len(list(base.parameters())):
         return "some of its weights are shared"
@@ -311,7 +311,7 @@ def _wide_layer(layer: nn.Module, count: int) -> nn.Module:
 
 
 def _agrees(base: nn.Module, made: Grouped, example: Sequence[Tensor]) -> bool:
-    """Whether the grouped network gives what the separate ones give, in training, on random weights and inputs."""
+    """Whether grouped and separate networks give the same outputs in training, on random weights and inputs."""
     random = generator("grouping")
     if len(example) != 1 or not example[0].is_floating_point():
         return False
@@ -322,7 +322,7 @@ def _agrees(base: nn.Module, made: Grouped, example: Sequence[Tensor]) -> bool:
         apart = [fill(base, weights).train()(x) for weights, x in zip(tensors, given)]
         try:
             together = fill(made, stacked(tensors)).train()(torch.cat(given) if made.own else given[0])
-        except Exception:  # a forward of the user's that minds other shapes may raise anything
+        except Exception:  # a user's forward may raise anything when it gets other shapes
             return False
     expected = torch.cat(apart)
     return expected.dim() == 2 and torch.allclose(together, expected, rtol=_TOLERANCE, atol=_TOLERANCE)

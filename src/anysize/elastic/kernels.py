@@ -1,9 +1,9 @@
-"""Principal kernels: a weight as a sum of orthogonal kernels of rank one, some of which make a small layer.
+"""Principal kernels: a weight as a sum of orthogonal kernels of rank one; a few of them make a small layer.
 
 A weight W of shape (N, M, *k) is a matrix, and its singular value decomposition a sum of principal kernels
-sigma_i u_i v_i^T. Here sigma is merged as square roots into both sides: `left` holds sqrt(sigma_i) u_i, `right` holds
-sqrt(sigma_i) v_i, each with the shape of a weight, so that W is two layers after one another, first `right` then
-`left`. There are two ways to see the weight as a matrix:
+sigma_i u_i v_i^T. Here each side takes the square root of sigma: `left` holds sqrt(sigma_i) u_i, `right` holds
+sqrt(sigma_i) v_i, each with the shape of a weight, so that W is two layers in sequence, first `right` then `left`.
+There are two ways to see the weight as a matrix:
 
     reshape     matrix          left                right
     "rows"      (N, M k^2)      (N, R, 1, 1)        (R, M, k, k)
@@ -32,7 +32,7 @@ from anysize.errors import ModelError
 Reshape = Literal["rows", "square"]
 Sampling = Literal["importance", "uniform", "softmax", "top"]
 
-_FLOOR = 1e-9  # of the largest singular value: below it a direction of a float32 weight is rounding
+_FLOOR = 1e-9  # times the largest singular value: smaller ones are rounding errors of a float32 weight
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -52,9 +52,9 @@ def principal_kernels(weight: Tensor, reshape: Reshape = "rows") -> Kernels:
 
     The singular vectors of the shorter side are the eigenvectors of the Gram matrix, computed in double precision, and
     those of the longer side are the weight's projections on them: four times faster than an SVD of a ResNet's layers.
-    Small singular values lose digits that way, their kernels do not, since the vectors of the shorter side are a
-    complete orthonormal basis whatever the values. A weight in double precision, which would lose some, has a proper
-    SVD.
+    Small singular values lose digits that way, but their kernels do not, since the vectors of the shorter side are a
+    complete orthonormal basis whatever the values are. A weight in double precision would lose digits, so it gets a
+    proper SVD.
 
     >>> kernels = principal_kernels(torch.diag(torch.tensor([1.0, 9.0, 4.0])))
     >>> kernels.values.tolist(), kernels.left[:, 0].tolist()
@@ -93,7 +93,7 @@ def recomposed(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[
 
 
 def importance(left: Tensor, right: Tensor) -> Tensor:
-    """How much each kernel weighs, |left_i| |right_i|: its singular value, also after both sides were trained."""
+    """The weight of each kernel, |left_i| |right_i|: its singular value, also after both sides were trained."""
     squares: Tensor = _left_matrix(left).square().sum(0) * right.flatten(1).square().sum(1)
     return squares.sqrt()
 
@@ -109,7 +109,7 @@ def squared_norm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _entries(kernels: Tensor) -> Tensor:
-    """Each kernel's entries as a row, in the order in which they lie in memory: a view in either memory layout."""
+    """Each kernel's entries as a row, in memory order, so that the result is a view in either memory layout."""
     apart = kernels.dim() == 4 and kernels.is_contiguous(memory_format=torch.channels_last)
     return (kernels.permute(0, 2, 3, 1) if apart else kernels).flatten(1)
 
@@ -126,7 +126,7 @@ def full_rank(shape: Sequence[int], reshape: Reshape = "rows") -> int:
 
 
 def rank(shape: Sequence[int], keep: float) -> int:
-    """How many kernels of a weight of that shape a client with that keep ratio gets: ceil(keep min(N, M k^2)).
+    """How many kernels of a weight a client with that keep ratio gets: ceil(keep min(N, M k^2)).
 
     >>> rank((64, 64, 3, 3), 0.2)
     13
@@ -157,13 +157,13 @@ def draw(
 ) -> Tensor:
     """The sorted indices of `count` kernels, drawn without replacement by their singular values.
 
-    One after another is drawn with probability p_i among those that are left. That is the same as taking the `count`
-    largest of log p_i + g_i with independent Gumbel noise g_i, which is how it is done.
+    Kernels are drawn one after another, with probability p_i among those that are left. The code does the same by
+    taking the `count` largest of log p_i + g_i with independent Gumbel noise g_i.
 
     Args:
         values: singular values.
         count: how many to draw.
-        generator: of the noise.
+        generator: draws the noise.
         sampling: "importance": p_i ~ values_i ** kappa; "softmax": p_i ~ exp(values_i); "uniform"; "top": the
             largest, without noise.
         kappa: the smooth factor of "importance".
@@ -188,10 +188,10 @@ def draw(
 
 
 class Pair(nn.Module):
-    """A convolution or linear layer as two after one another; its factors are placeholders that a caller fills.
+    """A convolution or linear layer as two in sequence; its factors are placeholders that a caller fills.
 
-    The first of the two does the work on the inputs and gives one channel a kernel, the second mixes these channels to
-    outputs. Where a factor's kernel covers an axis of the image, the stride and padding of that axis are its own.
+    The first reads the inputs and gives one channel per kernel, the second mixes these channels into the outputs. A
+    factor whose kernel covers an axis of the image also takes that axis's stride and padding.
     """
 
     left: Tensor
@@ -203,7 +203,7 @@ class Pair(nn.Module):
         self.register_buffer("right", right.to("meta"), persistent=False)
         self.bias = layer.bias
         dims = left.dim() - 2
-        owns = [size > 1 for size in left.shape[2:]]  # the axes whose kernel is the left factor's
+        owns = [size > 1 for size in left.shape[2:]]  # the axes that the left factor's kernel covers
         stride, padding, dilation = (
             [int(size) for size in getattr(layer, name)] if dims else [] for name in ("stride", "padding", "dilation")
         )
@@ -220,16 +220,16 @@ class Pair(nn.Module):
 
 
 class Factorised(nn.Module):
-    """A network some of whose weights are given by principal kernels.
+    """A network in which principal kernels replace some of the weights.
 
-    A convolution or linear layer that runs as a layer of its own becomes a `Pair`: it computes with the factors, and
-    neither its weight nor more than its kernels' channels ever exist. A weight that a recurrent or attention layer, a
-    padding of another kind or a second owner needs as it is, is recomposed at every forward pass.
+    A convolution or linear layer whose weight nothing else uses becomes a `Pair`: it computes with the factors, and
+    neither its weight nor more than its kernels' channels ever exist. Other weights are recomposed at every forward
+    pass: those of recurrent and attention layers, of convolutions with another padding mode, and shared ones.
 
     Attributes:
         network: a copy of the given network without the factorised weights.
-        left: the left factor of each; keys are weight names with ':' for '.'.
-        right: the right factors likewise.
+        left: the left factor of each weight; keys are weight names with ':' for '.'.
+        right: the right factors, with the same keys.
         decay: the factor of the Frobenius regulariser.
     """
 
@@ -269,11 +269,11 @@ class Factorised(nn.Module):
         return [*self.left.values(), *self.right.values()]
 
     def dense(self) -> list[nn.Parameter]:
-        """The trained parameters that are not factorised."""
+        """The trained parameters that are not factors."""
         return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
 
     def regulariser(self) -> Tensor:
-        """Half of `decay` times the squared Frobenius norm of every weight that the kernels make."""
+        """Half of `decay` times the squared Frobenius norms of all weights that the kernels make."""
         if not self.decay:
             return torch.zeros(())
         total = sum(squared_norm(left, self.right[name]) for name, left in self.left.items())
@@ -281,13 +281,13 @@ class Factorised(nn.Module):
 
 
 def factorised_network(skeleton: nn.Module, tensors: Mapping[str, Tensor], decay: float) -> nn.Module:
-    """The trainable network of the tensors that `named` made: its factors run, its whole weights never exist."""
+    """The trainable network of the tensors that `named` made; it computes with factors, without whole weights."""
     own = sides(tensors)
     return fill(Factorised(skeleton, own["left"], own["right"], decay), tensors)
 
 
 def recomposed_network(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The ordinary network of the same tensors: every weight the product of its factors."""
+    """The ordinary network of the same tensors; every weight is the product of its factors."""
     own = sides(tensors)
     return fill(skeleton, recomposed(own["left"], own["right"]) | own["network"])
 
@@ -317,7 +317,7 @@ def named(left: Mapping[str, Tensor], right: Mapping[str, Tensor], network: Mapp
 
 
 def _displace(network: nn.Module, weight: Tensor) -> None:
-    """Puts a placeholder, which is no parameter, wherever the network holds this weight; `functional_call` fills it."""
+    """Put a placeholder (not a parameter) wherever the network holds this weight; `functional_call` fills it."""
     placeholder = torch.empty_like(weight, device="meta", requires_grad=False)
     for owner, leaf in owners_of(network, weight):  # several where layers share the weight
         del owner._parameters[leaf]
@@ -325,7 +325,7 @@ def _displace(network: nn.Module, weight: Tensor) -> None:
 
 
 def _runs_as_pair(layer: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
-    """Whether calling the layer is all that ever happens to its weight; subclasses may do anything with it."""
+    """Whether the layer's own forward is all that uses its weight; False for subclasses, which may do anything."""
     if isinstance(layer, _ConvNd) and type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return type(layer) is nn.Linear
@@ -334,7 +334,7 @@ def _runs_as_pair(layer: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
 def _options(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], owns: Sequence[bool]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Stride, padding and dilation of a factor: the layer's on the axes that it owns, none elsewhere."""
+    """Stride, padding and dilation of a factor: the layer's on the axes that its kernel covers, none elsewhere."""
     return (
         tuple(size if own else 1 for size, own in zip(stride, owns)),
         tuple(size if own else 0 for size, own in zip(padding, owns)),
@@ -376,7 +376,7 @@ def _factors(matrix: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _signed(outer: Tensor, values: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same factors with the signs that make the largest entry of each outer vector positive."""
+    """The same factors, with signs chosen so that the largest entry of each outer vector is positive."""
     largest = outer.abs().argmax(dim=0)
     signs = torch.where(outer[largest, torch.arange(len(values))] < 0, -1.0, 1.0).to(outer.dtype)
     return outer * signs, values, inner * signs

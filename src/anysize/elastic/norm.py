@@ -1,8 +1,8 @@
-"""Batch-norm: whose statistics normalise, how they are estimated, and how they become fixed.
+"""Batch-norm: which statistics normalise, how they are estimated, and how they become fixed.
 
-A network with "batch" or "calibrated" norms keeps no statistics: it normalises by the batch at hand. Before it is
-exported, statistics are *collected* by forward passes and *attached*, so that one sample's answer no longer depends on
-the others'.
+A network with "batch" or "calibrated" norms keeps no statistics: it normalises by those of the current batch. Before
+export, statistics are *collected* by forward passes and *attached*, so that the answer for one sample no longer depends
+on the rest of its batch.
 
 A *dual* network has every batch-norm twice, for clean and for noised inputs (Xie, Yuille. "Intriguing Properties of
 Adversarial Training at Scale". ICLR 2020); the two are views of one network. At fixed statistics a batch-norm is affine
@@ -41,7 +41,7 @@ def norm_tensors(module: nn.Module) -> Iterator[str]:
 
 
 def without_statistics(module: nn.Module) -> nn.Module:
-    """A copy whose batch-norms normalise by the batch at hand, always."""
+    """A copy whose batch-norms always normalise by the current batch."""
     bare = copy.deepcopy(module)
     for norm in batch_norms(bare):
         norm.track_running_stats = False
@@ -58,7 +58,7 @@ class Statistics:
     counts: tuple[float, ...]
 
     def tensors(self) -> dict[str, Tensor]:
-        """As named tensors, for the wire and the checkpoint."""
+        """The statistics as named tensors, for messages and checkpoints."""
         named: dict[str, Tensor] = {}
         for i, (mean, variance, count) in enumerate(zip(self.means, self.variances, self.counts)):
             named |= {
@@ -70,7 +70,7 @@ class Statistics:
 
     @classmethod
     def joined(cls, parts: Sequence[Statistics]) -> Statistics:
-        """The statistics of several networks as those of one that lists their layers one network after another."""
+        """The statistics of several networks as those of one network that lists their layers in turn."""
         return cls(
             tuple(mean for part in parts for mean in part.means),
             tuple(variance for part in parts for variance in part.variances),
@@ -89,7 +89,7 @@ class Statistics:
 
 
 def collect(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
-    """Statistics of what enters each batch-norm while `module`, which keeps none, runs over `batches`."""
+    """Statistics of what enters each batch-norm while `module` runs over `batches`; it must keep no statistics."""
     norms = batch_norms(module)
     sums: list[list[Any]] = [[0.0, 0.0, 0.0] for _ in norms]  # count, sum, sum of squares
 
@@ -99,7 +99,7 @@ def collect(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
             axes = [axis for axis in range(x.dim()) if axis != 1]
             count = x.numel() / x.shape[1]
             mean = x.mean(axes, keepdim=True)
-            spread = (x - mean).square_().mean(axes).double()  # around the mean, where single precision is enough
+            spread = (x - mean).square_().mean(axes).double()  # around the mean single precision is enough
             mean = mean.flatten().double()
             sums[position][0] += count
             sums[position][1] += mean * count
@@ -127,7 +127,7 @@ def collect(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
 
 
 def _moments(norm: _BatchNorm, count: float, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, variance) of `count` values; those of a layer that no forward pass reaches are zero and one."""
+    """(mean, variance) of `count` values; zero and one for a layer that no forward pass reached."""
     if count == 0:
         return torch.zeros(norm.num_features), torch.ones(norm.num_features)
     mean = total / count
@@ -157,7 +157,7 @@ def _together(parts: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Te
 
 
 def attach(module: nn.Module, statistics: Statistics) -> nn.Module:
-    """The same module, changed in place, whose batch-norms normalise by `statistics` when it does not train."""
+    """The module, changed in place: in evaluation mode its batch-norms normalise by `statistics`."""
     for norm, mean, variance in zip(batch_norms(module), statistics.means, statistics.variances):
         norm.track_running_stats = True
         norm.running_mean = mean.clone()
@@ -167,10 +167,10 @@ def attach(module: nn.Module, statistics: Statistics) -> nn.Module:
 
 
 class Dual(nn.Module):
-    """A network whose batch-norms are for clean inputs, and copies of them for noised ones.
+    """A network with batch-norms for clean inputs, and copies of them for noised inputs.
 
     Attributes:
-        network: the network; called, a dual network answers as it does.
+        network: the network with the clean batch-norms; calling the dual network calls it.
         noise: the copies; keys are the layers' names with ':' for '.'.
 
     >>> dual = Dual(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
@@ -193,7 +193,7 @@ class Dual(nn.Module):
         return _Noisy(self)
 
     def noise_tensors(self) -> dict[str, Tensor]:
-        """The copies' tensors, by the names of those in `network` in whose places noised inputs meet them."""
+        """The copies' tensors, by the names of the tensors in `network` that they replace for noised inputs."""
         return {
             f"{unkey(name)}.{leaf}": tensor
             for name, layer in self.noise.items()
@@ -202,7 +202,7 @@ class Dual(nn.Module):
 
 
 class _Noisy(nn.Module):
-    """The noised branch of a dual network: its own tensors, seen in other places."""
+    """The noised branch of a dual network: a view in which the copies replace the clean batch-norms' tensors."""
 
     def __init__(self, dual: Dual) -> None:
         super().__init__()
@@ -215,14 +215,14 @@ class _Noisy(nn.Module):
 
 
 def noisy(module: nn.Module) -> nn.Module:
-    """What noised inputs go through: a dual network's noised branch, of several in one pass each one's, else itself."""
+    """The network for noised inputs: the noised branch of a dual network (or of each grouped one), else `module`."""
     if isinstance(module, Grouped):
         return Grouped(noisy(module.network), module.count, module.own)
     return module.noisy() if isinstance(module, Dual) else module
 
 
 def dual_tensors(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a dual network that starts as `network` does with `tensors`, both branches alike."""
+    """The tensors of a dual network whose two branches both start as `network` does with `tensors`."""
     norms = [name for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)]
     named = {f"network.{name}": tensor for name, tensor in tensors.items()}
     for norm in norms:
@@ -257,7 +257,7 @@ def affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 def fold(norm: _BatchNorm, factor: Tensor, shift: Tensor) -> None:
-    """Makes `norm`, in place, the one that applies this factor and shift, at mean 0 and variance 1.
+    """Change `norm` in place so that it applies this factor and shift, at mean 0 and variance 1.
 
     Whatever is linear in a factor and a shift is therefore linear in the tensors of the folded layer too.
     """

@@ -1,4 +1,4 @@
-"""Scaling what narrowed layers give, so that a full network sees activations of the size its parts were trained on."""
+"""Scaling the outputs of narrowed layers, so that the full network sees activations as large as its parts did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anysize.elastic.axes import Axes
 
 @dataclass(frozen=True)
 class Scaler:
-    """A forward hook: outputs / width, always or in training only."""
+    """A forward hook that divides outputs by the width, always or in training only."""
 
     width: float
     in_training_only: bool = False
@@ -31,7 +31,7 @@ def narrowed_layers(axes: Axes, network: nn.Module, *, before_norms: bool = Fals
     Args:
         axes: of the full network.
         network: the narrowed one.
-        before_norms: also those with a batch-norm as their neighbour, which makes a factor on their outputs void.
+        before_norms: include layers directly before a batch-norm, which cancels any factor on their outputs.
     """
     followed = set() if before_norms else {id(layer) for layer in _before_norm(network)}
     for name, layer in network.named_modules():
@@ -41,13 +41,13 @@ def narrowed_layers(axes: Axes, network: nn.Module, *, before_norms: bool = Fals
         if not isinstance(layer, nn.Linear | _ConvNd) or id(layer) in followed:
             continue
         axis, weight = 1 if isinstance(layer, _ConvTransposeNd) else 0, f"{name}.weight"
-        # A weight made from other tensors, as weight norm does, gives outputs whose size does not fall with the width.
+        # A weight computed from other tensors, as by weight norm, gives outputs that do not shrink with the width.
         if weight in axes.shapes and axes.elastic(weight, axis):
             yield name, layer
 
 
 def scaled(axes: Axes, network: nn.Module, width: float) -> nn.Module:
-    """The same network, whose narrowed layers divide their outputs by the width."""
+    """The network, changed in place: its narrowed layers divide their outputs by the width."""
     if width < 1:
         for _, layer in narrowed_layers(axes, network):
             layer.register_forward_hook(Scaler(width))
@@ -55,12 +55,12 @@ def scaled(axes: Axes, network: nn.Module, width: float) -> nn.Module:
 
 
 def folded(axes: Axes, network: nn.Module, width: float) -> nn.Module:
-    """The same network with the scaler in its weights instead of in hooks."""
+    """The network, changed in place: the scaler is in its weights instead of in hooks."""
     if width == 1:
         return network
     layers = [layer for _, layer in narrowed_layers(axes, network)]
     own = [(layer, name, p) for layer in layers for name, p in layer._parameters.items() if p is not None]
-    # Once per tensor, whoever shares it; a layer that shares it and is not scaled keeps the old one.
+    # Divide each shared tensor once; a layer that shares it but is not scaled keeps the old one.
     divided = {id(p): nn.Parameter(p.detach() / width, requires_grad=p.requires_grad) for _, _, p in own}
     for layer, name, parameter in own:
         layer._parameters[name] = divided[id(parameter)]

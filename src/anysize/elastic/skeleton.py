@@ -1,4 +1,4 @@
-"""A module's structure apart from its tensors: take the tensors out, fill them in, share nothing by accident.
+"""A module's structure without its tensors: take the tensors out, fill them in, share nothing by accident.
 
 A *skeleton* has parameters and persistent buffers on the meta device; constants (non-persistent buffers) stay real,
 since they are part of the structure. Tensors are named once each: tied parameters appear under their first name.
@@ -28,7 +28,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's tensors by name, detached and contiguous, sharing memory where they already are.
+    """The module's tensors by name, detached and contiguous; already contiguous ones share their memory.
 
     >>> sorted(tensors_of(nn.Linear(2, 3)))
     ['bias', 'weight']
@@ -54,10 +54,10 @@ def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
 
 @contextmanager
 def weightless() -> Iterator[None]:
-    """Inside, modules are made without weights: each parameter goes to the meta device as soon as its layer has it.
+    """Modules made inside have no weights: each parameter moves to the meta device as soon as its layer registers it.
 
-    So a device that will train a small part of a large network can learn its structure: no more than one layer's
-    weights are in memory at a time. Tied parameters stay tied.
+    So a device that trains a small part of a large network can learn the whole structure with no more than one layer's
+    weights in memory at a time. Tied parameters stay tied.
 
     >>> with weightless():
     ...     network = nn.Linear(2, 3)
@@ -79,7 +79,7 @@ def weightless() -> Iterator[None]:
 
 
 def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A real module of the skeleton's structure holding copies of `tensors`; tied parameters stay tied.
+    """A real module with the skeleton's structure and copies of `tensors`; tied parameters stay tied.
 
     >>> net = nn.Linear(2, 3)
     >>> torch.equal(fill(hollow(net), tensors_of(net)).weight, net.weight)

@@ -64,7 +64,7 @@ def take(tensor: Tensor, index: Index) -> Tensor:
 
 
 def _grid(view: Tensor, left: Sequence[tuple[int, Tensor]]) -> tuple[Tensor, ...]:
-    """Index tensors that address the product of the gathered axes and every other axis in full."""
+    """Index tensors for the product of the gathered indices and every other axis in full."""
     rows = dict(left)
     result = []
     for axis, size in enumerate(view.shape):
@@ -78,7 +78,8 @@ def _check_fit(target: Tensor, index: Index, source: Tensor) -> None:
     wanted = tuple(size if rows is None else len(rows) for size, rows in zip(target.shape, index))
     if tuple(source.shape) != wanted:
         raise ModelError(
-            f"a tensor of shape {tuple(source.shape)} does not fit the {wanted} entries kept of {tuple(target.shape)}"
+            f"a tensor of shape {tuple(source.shape)} does not fit the {wanted} entries kept of shape "
+            f"{tuple(target.shape)}"
         )
 
 
@@ -135,7 +136,7 @@ class Cut:
     kept: Kept
 
     def stays(self, name: str, axis: int) -> Tensor | None:
-        """For each element of an axis of the layer's own full tensor, whether it stays; None without."""
+        """Whether each element on an axis of the layer's full tensor stays; None if there is no such tensor."""
         full = f"{self.path}.{name}" if self.path else name
         atoms = self.axes.found.atoms.get(full)
         if atoms is None or atoms[axis] is None:
@@ -243,7 +244,7 @@ def _recurrent(module: nn.RNNBase, cut: Cut) -> None:
     if module.proj_size >= module.hidden_size:
         raise ModelError(
             f"'{cut.path}' would have {module.hidden_size} hidden and {module.proj_size} projected units, "
-            "and PyTorch needs fewer projected ones: choose a larger width, or give each group its own"
+            "and PyTorch needs fewer projected than hidden ones: choose a larger width, or one width per group"
         )
 
 
@@ -286,9 +287,9 @@ class _PlainCopies(TorchFunctionMode):
 def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool = True) -> nn.Module:
     """A new module cut to a width, really smaller, that runs without this package.
 
-    Tensors are copies of the kept entries (meta tensors stay meta), shared ones stay shared. The first time a
-    width is used the result is run once on the meta device and its labels are compared with those of the full
-    network.
+    Its tensors are copies of the kept entries (meta tensors stay meta); shared tensors stay shared. When a width is
+    used for the first time, the result runs once on the meta device and its labels are compared with those of the
+    full network.
 
     Args:
         module: The module that was traced, or one of the same structure.
@@ -297,7 +298,7 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
         verify: Whether to check widths not checked before.
 
     Raises:
-        ModelError: If the narrowed module does not run, or combines other units than the full one does.
+        ModelError: If the narrowed module does not run, or combines units that the full one keeps apart.
 
     >>> from anysize.elastic.axes import trace
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
@@ -327,7 +328,7 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
 
 
 def _verify(small: nn.Module, axes: Axes, kept: Kept) -> None:
-    """Run the narrowed module with the full network's classes as labels; refuse if it fails or mixes them."""
+    """Run the narrowed module with the full network's classes as labels; refuse it if it fails or mixes them."""
     numbers = axes.found.classes
     fixed = torch.ones(int(numbers.max()) + 1, dtype=torch.bool)
     fixed[numbers[axes.found.group >= 0]] = False
@@ -356,5 +357,5 @@ def _verify(small: nn.Module, axes: Axes, kept: Kept) -> None:
             f"the narrowed network does not run, at {place} ({line_of(error) or 'inside PyTorch'}): {error}. "
             "A size there is written as a number: derive it from the input's shape or from an integer "
             "attribute of the module, name the attribute in trace(attributes={'path.name': 'group'}), or "
-            "freeze the layer with keep=[...]"
+            "keep the layer whole with keep=[...]"
         ) from error

@@ -1,8 +1,8 @@
 """Unstructured masks: iterative magnitude pruning with rewinding, and masks and their values in few bytes.
 
 A *mask* is a boolean tensor of a weight's shape, true where the weight stays. Only weights of layers (two or more axes)
-are pruned; biases, norms and buffers stay. Masks save bytes, not time: a dense multiplication takes as long with zeros
-as without.
+are pruned; biases, norms and buffers stay. Masks save bytes, not time: a dense multiplication with zeros takes as long
+as one without.
 
 >>> masks = prune({"w": torch.tensor([[1.0, -3.0, 2.0, -0.5]])}, {}, 0.5)
 >>> masks["w"].int().tolist()
@@ -27,7 +27,7 @@ from anysize.errors import ModelError
 Masks = dict[str, Tensor]
 Scope = Literal["global", "layer"]
 Train = Callable[[Masks], tuple[Mapping[str, Tensor], float]]
-"""Trains the network from its first weights under masks; gives its tensors afterwards, and its accuracy."""
+"""Trains the network from its first weights under masks; returns the trained tensors and their accuracy."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Ticket:
     """One network of a pruning series.
 
     Attributes:
-        sparsity: the part of the prunable weights that is zero.
-        masks: which of them stay; empty for the dense network.
+        sparsity: the fraction of the prunable weights that is zero.
+        masks: which weights stay; empty for the dense network.
         accuracy: after training from the first weights under these masks.
     """
 
@@ -46,11 +46,11 @@ class Ticket:
 
 
 def iterative_pruning(sparsities: Sequence[float], train: Train, scope: Scope = "global") -> Iterator[Ticket]:
-    """The dense network and one of each sparsity, rising: train, prune the smallest, rewind, train again.
+    """The dense network and one of each sparsity, rising: train, prune the smallest weights, rewind, train again.
 
     Args:
-        sparsities: of each iteration, rising, above 0.
-        train: what trains a network from its first weights (rewinding) under masks.
+        sparsities: one per iteration, rising, above 0.
+        train: trains a network from its first weights (rewinding) under masks.
         scope: whether weights are compared over all layers or within each.
     """
     masks: Masks = {}
@@ -63,12 +63,12 @@ def iterative_pruning(sparsities: Sequence[float], train: Train, scope: Scope = 
 
 
 def prune(tensors: Mapping[str, Tensor], masks: Masks, sparsity: float, scope: Scope = "global") -> Masks:
-    """Masks under which the largest weights stay of those that `masks` left.
+    """Masks that keep the largest of the weights that `masks` left.
 
     Args:
-        tensors: of a network; those with two or more axes are pruned.
-        masks: of the iteration before, empty before the first.
-        sparsity: the part of all prunable weights that is then zero.
+        tensors: a network's; those with two or more axes are pruned.
+        masks: those of the iteration before, empty before the first.
+        sparsity: the fraction of all prunable weights that is zero afterwards.
         scope: whether weights are compared over all layers or within each.
 
     >>> weights = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[3.0, 4.0]])}
@@ -80,7 +80,7 @@ def prune(tensors: Mapping[str, Tensor], masks: Masks, sparsity: float, scope: S
     if not 0 <= sparsity < 1:
         raise ModelError(f"a sparsity of {sparsity:g} was asked for; allowed: from 0 to below 1")
     names = prunable(tensors)
-    # What was pruned before is smaller than any weight, so that it is pruned again.
+    # Pruned weights count as smaller than any other, so they are pruned again.
     sizes = {
         n: tensors[n].detach().abs().masked_fill(~masks[n], -1.0) if n in masks else tensors[n].abs() for n in names
     }
@@ -92,7 +92,7 @@ def prune(tensors: Mapping[str, Tensor], masks: Masks, sparsity: float, scope: S
 
 
 def _largest(sizes: Tensor, sparsity: float) -> Tensor:
-    """True for all but the `sparsity` smallest; among equals the first go first, so that the count is exact."""
+    """True for all but the `sparsity` smallest; of equal ones the earlier are pruned, so that the count is exact."""
     order = torch.sort(sizes, stable=True).indices
     stays = torch.ones(len(sizes), dtype=torch.bool)
     stays[order[: round(sparsity * len(sizes))]] = False
@@ -112,7 +112,7 @@ def prunable(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """A mask as bytes of eight bits each, (ceil(n / 8),) uint8.
+    """A mask with eight entries per byte, (ceil(n / 8),) uint8.
 
     >>> pack(torch.tensor([True, False, True])).tolist()
     [160]
@@ -121,7 +121,7 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
-    """The mask of that shape, refused if its bytes are too few or too many.
+    """The mask of that shape; refuses too few or too many bytes.
 
     >>> unpack(torch.tensor([160], dtype=torch.uint8), (3,)).tolist()
     [True, False, True]

@@ -1,20 +1,21 @@
-"""Labels that follow every channel through a network: the ground on which `axes` finds width groups.
+"""Labels that follow every channel through a network, from which `axes` finds the width groups.
 
 The forward runs once on the meta device, under a dispatch mode that sees every aten operation. Each index of
 each axis of each parameter and buffer is an *atom*, and every tensor carries *planes*: integer tensors that
-say, at each element, to which atom that element belongs. Moving data (a view, a permutation, a concatenation)
-is done to the planes by the very same operation, so that a flatten or a fused projection needs no rule of its
-own; arithmetic that meets element by element or index by index unites atoms; a class of united atoms is kept
-or dropped together.
+give, for each element, the atom to which it belongs. An operation that moves data (a view, a permutation, a
+concatenation) is applied to the planes too, so that a flatten or a fused projection needs no special rule.
+Arithmetic that combines elements or indices unites their atoms; a class of united atoms is kept or dropped
+together.
 
-Why labels, and not a graph of layers with a pruning rule for each (as Torch-Pruning has): a graph knows which
-*layers* are coupled and has to be told, per layer type, how indices map from one to the next. Maps through
-gates, fused projections, tied tensors, groups of a norm and sizes written in Python then go wrong, some in
-silence. Labels carry the map itself.
+Why labels, and not a graph of layers with a pruning rule for each (as in Torch-Pruning)? A graph knows which
+*layers* are coupled; somebody must tell it, per layer type, how indices map from one layer to the next. Maps
+through gates, fused projections, tied tensors, the groups of a norm and sizes written in Python then go wrong,
+some of them silently. Labels carry the map itself.
 
 Words used here:
 
-- *pinned*: an atom that is never dropped. Atom 0 is "always there": the label of elements no parameter made.
+- *pinned*: an atom that is never dropped. Atom 0 is "always there": the label of elements that no parameter
+  produced.
 - *neutral*: a tensor made by a factory such as `zeros`; its size follows the code, so it couples nothing.
 - *static*: a tensor computed from parameters and buffers alone.
 - *grid*: a plane that varies along several axes, as after `view(B, T, heads, head_dim)`. What is kept of a
@@ -54,7 +55,7 @@ _HERE = str(Path(__file__).parent)
 
 
 class Clash(Exception):
-    """Two classes that were apart in the full network meet in the narrowed one."""
+    """Two classes that the full network keeps apart meet in the narrowed one."""
 
 
 # --- classes of atoms ---------------------------------------------------------------------------------------
@@ -63,8 +64,8 @@ class Clash(Exception):
 class Classes:
     """A union-find over atoms, in arrays; the smallest atom of a class is its root.
 
-    With `fixed` given, the atoms from 1 on are classes settled earlier, pinned where it says so. Uniting two of
-    them is then a `Clash`, unless both are pinned: what is never dropped may meet.
+    If `fixed` is given, the atoms from 1 on are classes settled earlier, and `fixed` says which are pinned. Uniting
+    two of them is then a `Clash`, unless both are pinned: classes that are never dropped may meet.
 
     >>> classes = Classes()
     >>> a, b = classes.fresh(2), classes.fresh(2)
@@ -79,7 +80,7 @@ class Classes:
         self.parent = np.arange(self.known + 1)
 
     def fresh(self, count: int) -> Tensor:
-        """`count` new atoms, each a class of its own."""
+        """`count` new atoms, each in a separate class."""
         start = len(self.parent)
         new = np.arange(start, start + count)
         self.parent = np.concatenate([self.parent, new])
@@ -101,7 +102,7 @@ class Classes:
         return result
 
     def unite(self, left: Tensor, right: Tensor) -> None:
-        """Keep or drop these together, element by element after broadcasting; with atom 0 it means: pin."""
+        """Keep or drop these together, element by element after broadcasting; uniting with atom 0 means pinning."""
         a, b = np.broadcast_arrays(self.roots(left).numpy(), self.roots(right).numpy())
         a, b = a.ravel(), b.ravel()
         low, high = np.minimum(a, b), np.maximum(a, b)
@@ -177,7 +178,7 @@ Expression = int | Extent | Attribute | Arithmetic
 
 
 def evaluate(expression: Expression, attributes: Mapping[str, int], extent: Callable[[Extent], int]) -> int | None:
-    """The value of an expression at the given attribute values and sizes; None where it has none."""
+    """The value of an expression at the given attribute values and sizes; None if it has no value there."""
     if isinstance(expression, int):
         return int(expression)
     if isinstance(expression, Attribute):
@@ -204,7 +205,7 @@ def attributes_in(expression: Expression) -> frozenset[str]:
 
 
 class TracedInt(int):
-    """An int that behaves as any other and remembers the expression that made it."""
+    """An int that behaves like any other and remembers the expression that made it."""
 
     expression: Expression
 
@@ -276,9 +277,9 @@ class SizeNote:
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of one tensor: its planes, and whether it is neutral or static.
+    """What is known about one tensor: its planes, and whether it is neutral or static.
 
-    `loose` are the axes along which it was expanded from size 1: there its size follows whatever it meets.
+    `loose` are the axes along which it was expanded from size 1: there its size follows that of any other operand.
     """
 
     planes: Planes = ()
@@ -289,7 +290,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Call:
-    """One aten operation as it happened."""
+    """One aten operation with its arguments and result."""
 
     func: Any
     args: tuple[Any, ...]
@@ -298,7 +299,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The operation's name without overload, and without the mark of an in-place variant."""
+        """The operation's name without its overload and without the underscore of an in-place variant."""
         name = str(self.func.overloadpacket.__name__)
         return name.rstrip("_") if not name.startswith("__") else name
 
@@ -374,7 +375,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.origin: dict[int, tuple[str, int]] = {}
         self.seen: set[int] = set()
         self.released: Callable[[Tracer, Tensor], bool] = lambda tracer, plane: False
-        # The tensors are held too: an id is only a key as long as its tensor lives.
+        # Hold the tensors too: an id is a valid key only while its tensor lives.
         self._labels: dict[int, tuple[Tensor, Labels]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -385,7 +386,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Operations run without being followed."""
+        """Operations inside are not followed."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -395,7 +396,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- reading and writing labels
 
     def labels(self, tensor: Tensor) -> Labels:
-        """What is known of a tensor; a tensor never seen has no planes and couples as any constant does."""
+        """What is known about a tensor; one never seen has no planes and couples like any constant."""
         self.seen.add(id(tensor))
         return self._labels[id(tensor)][1] if id(tensor) in self._labels else Labels()
 
@@ -404,7 +405,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept: dict[tuple[Any, ...], Tensor] = {}
         for plane in planes:
             small = self.compact(plane)
-            if small.numel() == 1:  # one class on every element: it has to stay if the tensor is to exist
+            if small.numel() == 1:  # one class covers every element: without it the tensor would be empty
                 self.classes.pin(small)
                 continue
             if small.dim() != tensor.dim():
@@ -416,9 +417,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._labels[id(tensor)] = (tensor, Labels(thin, neutral, static))
 
     def _one_each(self, planes: list[Tensor]) -> Planes:
-        """One plane for each set of axes: two that merged into one axis cannot both be elastic there.
+        """One plane for each set of axes, since two that merged into one axis cannot both be elastic there.
 
-        A plane that is pinned anyway yields, then the one with fewer classes, which is pinned for that.
+        A plane that is already pinned gives way; otherwise the one with fewer classes does, and is pinned.
         """
         chosen: dict[tuple[int, ...], Tensor] = {}
         pinned = self.classes.pinned_roots() if len(planes) > 1 else None
@@ -434,7 +435,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(chosen.values())
 
     def adopt(self, tensor: Tensor, name: str, labels: Sequence[Tensor | None]) -> None:
-        """Give a parameter or buffer one plane per axis that has labels."""
+        """Give a parameter or buffer one plane for each axis with labels."""
         planes = []
         for axis, row in enumerate(labels):
             if row is None:
@@ -445,14 +446,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._labels[id(tensor)] = (tensor, Labels(tuple(planes), static=True))
 
     def produce(self, planes: Iterable[Tensor]) -> None:
-        """Remember the parameter axes of these planes as ones that put labels on an activation."""
+        """Remember the parameter axes of these planes as axes that put labels on an activation."""
         for plane in planes:
             for atom in plane.flatten().tolist():
                 if atom in self.origin:
                     self.producers.setdefault(self.origin[atom])
 
     def extents(self, tensor: Tensor) -> tuple[Extent, ...]:
-        """The size of each axis as something that can be asked again after narrowing."""
+        """The size of each axis, in a form that can be evaluated again after narrowing."""
         planes = self._labels[id(tensor)][1].planes if id(tensor) in self._labels else ()
         return tuple(
             Extent(tuple(plane for plane in planes if plane.shape[axis] > 1), axis, size)
@@ -462,7 +463,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- planes
 
     def compact(self, plane: Tensor) -> Tensor:
-        """The plane, of size 1 along every axis on which its classes do not change."""
+        """The plane, reduced to size 1 along every axis on which its classes do not change."""
         roots = self.classes.roots(plane)
         for axis, size in enumerate(plane.shape):
             if size > 1 and bool((roots == roots.narrow(axis, 0, 1)).all()):
@@ -470,13 +471,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return plane
 
     def unite_along(self, plane: Tensor, *axes: int) -> Tensor:
-        """The plane after its labels along `axes` have been made one."""
+        """The plane after uniting its labels along `axes`."""
         for axis in axes:
             self.classes.unite(plane, plane.narrow(axis, 0, 1))
         return self.compact(plane)
 
     def fix_along(self, plane: Tensor, axis: int) -> Tensor:
-        """The plane after the size of `axis` has been fixed: pinned, or for a grid united along it."""
+        """The plane after fixing the size of `axis`: it is pinned, or united along the axis if it is a grid."""
         if axis not in varying(plane):
             return plane
         if varying(plane) == (axis,):
@@ -485,10 +486,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.unite_along(plane, axis)
 
     def _elastic_axis(self, plane: Tensor, met: frozenset[int]) -> int:
-        """The axis of a grid that stays elastic: the one with the most distinct slices, the outer of equals.
+        """The axis of a grid that stays elastic: the one with the most distinct slices, on a tie the outer one.
 
         Where the grid meets planes that vary along the axes `met`, the choice of heads comes first: "within"
-        keeps the last axis if it is met, "whole" the first if each of its slices is distinct.
+        keeps the last axis if it is in `met`, "whole" the first if all its slices are distinct.
         """
         axes, roots = varying(plane), self.classes.roots(plane)
         counts = {axis: torch.unique(roots.movedim(axis, 0).flatten(1), dim=0).shape[0] for axis in axes}
@@ -499,7 +500,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(counts, key=lambda axis: (counts[axis], -axis))
 
     def settle(self, plane: Tensor, met: frozenset[int] = frozenset()) -> Tensor:
-        """The plane with at most one axis along which it varies."""
+        """The plane after reducing its variation to at most one axis."""
         plane = self.compact(plane)
         if len(varying(plane)) < 2:
             return plane
@@ -507,12 +508,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.unite_along(plane, *(axis for axis in varying(plane) if axis != elastic))
 
     def settle_grids(self) -> None:
-        """Resolve every grid seen and every size that the code asks to be equal, until nothing changes."""
+        """Settle every grid seen and every pair of sizes that the code makes equal, until nothing changes."""
         for resolve in (self._settle_each_grid, self._couple_sizes):
             before = self.classes.parent.copy()
             resolve()
             if not np.array_equal(before, self.classes.parent):
-                self.settle_grids()  # sizes are only compared once every grid has its shape
+                self.settle_grids()  # sizes can be compared only after every grid has its shape
                 return
 
     def _settle_each_grid(self) -> None:
@@ -520,7 +521,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.settle(plane)
 
     def _couple_sizes(self) -> None:
-        """Unite axes whose sizes Python code takes from one another, as `view(B, T, C)` with another's C does."""
+        """Unite axes if Python code takes the size of one from the other, as `view(B, T, C)` with another C does."""
         by_attribute: dict[str, list[Extent]] = {}
         for note in self.notes:
             wanted = note.expression
@@ -540,18 +541,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.classes.unite(lanes[0], lane)
 
     def _same_count(self, whole: Tensor, part: Tensor) -> bool:
-        """Whether the same fraction of both stays, whatever is kept: their classes are the same, as often."""
+        """Whether the same fraction of both stays at every width: they hold the same classes equally often."""
         own = self.classes.roots(part).repeat(whole.numel() // part.numel())
         return torch.equal(self.classes.roots(whole).sort()[0], own.sort()[0])
 
     def _own_lane(self, extent: Extent) -> Tensor | None:
-        """The labels of an axis if any plane varies along it alone; None for a slice's bound."""
+        """The labels of an axis if some plane varies along it alone; None for the bound of a slice."""
         small = [self.compact(plane) for plane in extent.planes]
         own = [plane.flatten() for plane in small if varying(plane) == (extent.axis,)]
         return own[0] if own and extent.stop is None else None
 
     def _couple_quotient(self, note: SizeNote, by_attribute: Mapping[str, Sequence[Extent]]) -> None:
-        """Unite what a size such as `C // heads` relates: with the parts' channels, or with the heads."""
+        """Unite the axes that a size such as `C // heads` relates: C with the channels of a part, or with the heads."""
         wanted = note.expression
         if not isinstance(wanted, Arithmetic) or wanted.apply is not operator.floordiv:
             return
@@ -569,7 +570,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.classes.unite(grid, lane.reshape(-1, 1))
 
     def lane(self, planes: Iterable[Tensor], axis: int) -> Tensor | None:
-        """The labels along one axis, (size,), after every other axis has been fixed; None without labels."""
+        """The labels along one axis, (size,), after fixing every other axis; None if it has no labels."""
         rows = []
         for plane in planes:
             for other in varying(plane):
@@ -599,7 +600,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise ModelError(
                 f"narrowing changes what meets what at {self.where()}: {call.func} would combine units that "
                 "the full network keeps apart. A slice, split or view there has a size written as a number; "
-                "derive it from the input's shape or from a module attribute, or freeze the layer with keep="
+                "derive it from the input's shape or from a module attribute, or keep the layer whole with keep="
             ) from None
 
     def _follow(self, call: Call, given: list[Labels]) -> None:
@@ -635,19 +636,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def refuse(self, call: Call) -> None:
         """Raise the error for an operation that has no rule."""
         raise ModelError(
-            f"cannot follow widths through {call.func} at {self.where()}: there is no rule for it. Freeze "
-            "the layers that feed it with keep=[...], or rewrite it with ordinary tensor operations"
+            f"cannot follow widths through {call.func} at {self.where()}: there is no rule for it. Keep "
+            "the layers that feed it whole with keep=[...], or rewrite it with ordinary tensor operations"
         )
 
     def where(self) -> str:
-        """The module and the user's line that run at this moment."""
+        """The module and the line of user code that are running."""
         path = self.stack[-1] or "the network's own forward"
         frames = reversed(list(traceback.walk_stack(sys._getframe())))
         line = user_line(frames)
         return f"{path} ({line})" if line else path
 
     def combine(self, operands: Sequence[tuple[Sequence[int], Labels]], dims: int) -> Planes:
-        """The planes of an element-by-element operation, after uniting what meets."""
+        """The planes of the result of an element-by-element operation, after uniting the operands' labels."""
         sizes = [(1,) * (dims - len(shape)) + tuple(shape) for shape, _ in operands]
         planes = [
             [plane.reshape((1,) * (dims - plane.dim()) + tuple(plane.shape)) for plane in labels.planes]
@@ -664,11 +665,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         met: dict[tuple[int, ...], Tensor] = {}
         for plane in (plane for rows in planes for plane in rows):
             first = met.get(varying(plane), plane)
-            met[varying(plane)] = torch.where(first == 0, plane, first)  # united, but for "always there"
+            met[varying(plane)] = torch.where(first == 0, plane, first)  # all united, except "always there"
         return tuple(met.values())
 
     def _settle_unequal(self, planes: list[list[Tensor]]) -> None:
-        """Settle each grid that meets a plane which varies along other axes than it does."""
+        """Settle each grid that meets a plane with other varying axes."""
         met = {varying(plane) for rows in planes for plane in rows}
         for rows in planes:
             for place, plane in enumerate(rows):
@@ -683,7 +684,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.classes.unite(first.setdefault(varying(plane), plane), plane)
 
     def _against(self, plane: Tensor, others: Sequence[tuple[Sequence[int], list[Tensor]]]) -> Tensor:
-        """The plane, fixed along each axis that another operand has in full but without labels."""
+        """The plane after fixing each axis that another operand has at full size but without labels."""
         for axis in varying(plane):
             bare = any(sizes[axis] > 1 and not any(other.shape[axis] > 1 for other in rows) for sizes, rows in others)
             plane = self.fix_along(plane, axis) if bare else plane
@@ -711,7 +712,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.lane([plane for plane in planes if plane.shape[axis] > 1], axis)
 
     def _straighten(self, plane: Tensor, *, contracted: int, other: int) -> Tensor:
-        """The plane, varying along the contracted axis alone or not along it at all."""
+        """The plane after uniting labels so that it varies along the contracted axis alone or not along it at all."""
         if plane.shape[contracted] > 1 and plane.shape[0] > 1:
             plane = self.unite_along(plane, 0 if self.heads == "within" else contracted)
         if plane.shape[contracted] > 1 and plane.shape[other] > 1:
@@ -721,7 +722,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _match_batch(
         self, lefts: list[Tensor], rights: list[Tensor], left_neutral: bool, right_neutral: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Both sides after their batch axes have been made to agree."""
+        """The planes of both sides after making their batch axes agree."""
 
         def along_batch(planes: list[Tensor]) -> bool:
             return any(plane.shape[0] > 1 for plane in planes)
@@ -794,17 +795,17 @@ def _pointwise(tracer: Tracer, call: Call) -> None:
 
 
 def _refuse_partial_write(tracer: Tracer, call: Call, target: Tensor) -> None:
-    """A write into part of a tensor would have to change the labels of the whole."""
+    """Refuse a write into a part of a tensor: it would have to change the labels of the whole."""
     if target.numel() * target.element_size() < target.untyped_storage().nbytes():
         raise ModelError(
             f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of "
-            "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or freeze the layers "
-            "that feed it with keep=[...]"
+            "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or keep the layers "
+            "that feed it whole with keep=[...]"
         )
 
 
 def _move(tracer: Tracer, call: Call) -> None:
-    """The operation itself, done to every plane."""
+    """Apply the operation itself to every plane."""
     source = call.tensors()[0]
     planes: list[list[Tensor]] = [[] for _ in call.results()]
     for plane in tracer.labels(source).planes:
@@ -817,12 +818,12 @@ def _move(tracer: Tracer, call: Call) -> None:
 
 @rule("expand")
 def _expand(tracer: Tracer, call: Call) -> None:
-    """A view in which an axis of size 1 takes any size; `_loose_axes` remembers which."""
+    """A view that expands axes of size 1; `_loose_axes` remembers which."""
     _move(tracer, call)
 
 
 def _loose_axes(call: Call, given: Sequence[Labels]) -> frozenset[int]:
-    """The axes of a result whose size comes only from expanding: they follow what they meet."""
+    """The axes of a result whose size comes only from expanding: it follows the size of other operands."""
     result = call.results()[0]
     found = set()
     for axis in range(result.dim()):
@@ -859,7 +860,7 @@ def _as_strided(tracer: Tracer, call: Call) -> None:
 
 @rule("constant_pad_nd")
 def _pad(tracer: Tracer, call: Call) -> None:
-    """What is padded belongs to no unit."""
+    """Padded elements belong to no unit."""
     source, pad = call.args[0], call.args[1]
     planes = tuple(torch.constant_pad_nd(_expanded(plane, source), pad, 0) for plane in tracer.labels(source).planes)
     _put_all(tracer, call, [planes], like=source)
@@ -867,7 +868,7 @@ def _pad(tracer: Tracer, call: Call) -> None:
 
 @rule("slice")
 def _slice(tracer: Tracer, call: Call) -> None:
-    """A slice of a stored tensor fixes that axis: what is left out today may be used tomorrow."""
+    """A slice of a stored tensor fixes that axis: a later call may use what this one leaves out."""
     source = call.args[0]
     labels = tracer.labels(source)
     axis = int(call.bound()["dim"]) % source.dim()
@@ -917,7 +918,7 @@ def _cat(tracer: Tracer, call: Call) -> None:
 
 @rule("stack")
 def _stack(tracer: Tracer, call: Call) -> None:
-    """As concatenation along a new axis."""
+    """Like a concatenation, along a new axis."""
     axis = int(call.bound()["dim"]) % call.results()[0].dim()
     parts = []
     for tensor in call.args[0]:
@@ -955,7 +956,7 @@ def _fix_unmatched(
     row: list[Tensor | None],
     parts: Sequence[tuple[tuple[int, ...], Labels]],
 ) -> None:
-    """Fix the axes of a slot that some part has in full but without labels."""
+    """Fix the axes of a slot that some part has at full size but without labels."""
     bare = [labels for plane, (_, labels) in zip(row, parts) if plane is None and not labels.neutral]
     for other in slot if bare else ():
         row[:] = [plane if plane is None else tracer.fix_along(plane, other) for plane in row]
@@ -967,7 +968,7 @@ def _joined(
     parts: Sequence[tuple[tuple[int, ...], Labels]],
     axis: int,
 ) -> Tensor:
-    """The planes of one slot in a row along `axis`; a part without one is always there (neutral: follows)."""
+    """The planes of one slot joined along `axis`; a part without a plane is "always there" (if neutral, it follows)."""
     example = next(plane for plane in row if plane is not None)
     pieces = []
     for plane, (shape, labels) in zip(row, parts):
@@ -994,7 +995,7 @@ def _glu(tracer: Tracer, call: Call) -> None:
 
 @rule("channel_shuffle", "native_channel_shuffle")
 def _channel_shuffle(tracer: Tracer, call: Call) -> None:
-    """Channels change places between groups, whose number is the module's and stays."""
+    """Channels move between the module's groups; the number of groups does not change."""
     source, groups = call.args[0], int(call.args[1])
     planes = []
     for plane in tracer.labels(source).planes:
@@ -1028,10 +1029,10 @@ def _reduce(tracer: Tracer, call: Call) -> None:
 
 
 def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | None:
-    """The plane without variation along `axes`, or None if it has no other.
+    """The plane without variation along `axes`, or None if it varies along no other axis.
 
-    A grid has to choose: over the last axis (a norm within each head) the choice is that of `heads`,
-    elsewhere the reduced axes are united and the others stay elastic.
+    A grid must give up some axes: if only the last is reduced (a norm within each head) `heads` decides which;
+    otherwise the reduced axes are united and the others stay elastic.
     """
     inside = [axis for axis in varying(plane) if axis in axes]
     outside = [axis for axis in varying(plane) if axis not in axes]
@@ -1051,7 +1052,7 @@ def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | Non
     "replication_pad1d", "replication_pad2d", "replication_pad3d", "fractional_max_pool2d", "grid_sampler_2d",
 )  # fmt: skip
 def _spatial(tracer: Tracer, call: Call) -> None:
-    """Channels pass; the spatial axes, which mix, can carry no units."""
+    """Channels pass through; spatial axes cannot carry units, since the operation mixes their elements."""
     source = call.args[0]
     found = re.search(r"(\d)d", call.name)
     first = source.dim() - int(found.group(1) if found else 2)
@@ -1060,7 +1061,7 @@ def _spatial(tracer: Tracer, call: Call) -> None:
 
 
 def _clear_of(tracer: Tracer, planes: Iterable[Tensor], axes: Iterable[int]) -> Planes:
-    """The planes after `axes` have been fixed, without those that vary along them alone."""
+    """The planes after fixing `axes`, without those that vary only along them."""
     kept = []
     for plane in planes:
         for axis in axes:
@@ -1072,7 +1073,7 @@ def _clear_of(tracer: Tracer, planes: Iterable[Tensor], axes: Iterable[int]) -> 
 
 @rule("topk", "sort", "kthvalue")
 def _ordered(tracer: Tracer, call: Call) -> None:
-    """Ordering an axis fixes it."""
+    """Sorting along an axis fixes it."""
     source = call.args[0]
     axis = int(call.bound()["dim"]) % source.dim()
     planes = _clear_of(tracer, tracer.labels(source).planes, [axis])
@@ -1105,7 +1106,7 @@ def _embedding(tracer: Tracer, call: Call) -> None:
 
 @rule("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(tracer: Tracer, call: Call) -> None:
-    """As an embedding, with one row for each bag."""
+    """Like an embedding, with one row for each bag."""
     features = _clear_of(tracer, tracer.labels(call.args[0]).planes, [0])
     tracer.produce(features)
     first, *rest = call.results()
@@ -1138,7 +1139,7 @@ def _index(tracer: Tracer, call: Call) -> None:
 
 @rule("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot")
 def _matmul(tracer: Tracer, call: Call) -> None:
-    """Products: the contracted axes meet, the others go on; an added bias meets the result."""
+    """Products: the contracted axes meet, the others pass through; an added bias meets the result."""
     *added, left, right = call.tensors()
     first, second = tracer.labels(left), tracer.labels(right)
     a, b = _matrix_shape(left, row=True), _matrix_shape(right, row=False)
@@ -1218,7 +1219,7 @@ class GroupedLanes:
 
 
 def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, rows: int, columns: int) -> Tensor | None:
-    """The labels of the output channels; either whole groups are elastic, or channels within every group."""
+    """The labels of the output channels; either whole convolution groups are elastic, or channels within every one."""
     groups, given = lanes.groups, lanes.given
     grid = given.reshape(groups, -1) if given is not None else None
     by_group = grid is not None and varying(tracer.settle(grid)) == (0,)
@@ -1280,7 +1281,7 @@ def _normalise(tracer: Tracer, call: Call, axis: int) -> None:
         tracer.put(result, ())
 
 
-# --- modules with a rule of their own -----------------------------------------------------------------------
+# --- modules with special rules -----------------------------------------------------------------------------
 
 
 def _rows(tracer: Tracer, tensor: Tensor | None, axis: int) -> Tensor | None:
@@ -1291,7 +1292,7 @@ def _rows(tracer: Tracer, tensor: Tensor | None, axis: int) -> Tensor | None:
 
 
 def _tied(tracer: Tracer, unit: Tensor | None, row: Tensor | None) -> None:
-    """Unite a row that repeats `unit` a whole number of times with it; without a unit the row is fixed."""
+    """Unite a row with `unit`, which it repeats a whole number of times; without a unit fix the row."""
     if row is None:
         return
     if unit is None:
@@ -1310,7 +1311,7 @@ def _label_last(tracer: Tracer, tensor: Tensor, lane: Tensor | None) -> None:
 
 
 def _recurrent(tracer: Tracer, module: nn.RNNBase, given: tuple[Any, ...], result: Any) -> None:
-    """All layers, gates and directions share one set of hidden units, and one of projected units."""
+    """All layers, gates and directions share one set of hidden units and one set of projected units."""
     stored = dict(module.named_parameters(recurse=False))
     ends = ["_reverse"] if module.bidirectional else []
     layers = [f"_l{layer}{end}" for layer in range(module.num_layers) for end in ["", *ends]]
@@ -1341,7 +1342,7 @@ def _recurrent(tracer: Tracer, module: nn.RNNBase, given: tuple[Any, ...], resul
 
 
 def _label_states(tracer: Tracer, state: Any, made: Tensor | None, hidden: Tensor | None, *, known: bool) -> None:
-    """Label the states an LSTM returned, or couple the ones it was given."""
+    """Label the states that a recurrent module returned, or couple the ones it was given."""
     parts = state if isinstance(state, tuple) else (state,)
     for part, lane in zip(parts, (made, hidden)):
         if known:
@@ -1351,7 +1352,7 @@ def _label_states(tracer: Tracer, state: Any, made: Tensor | None, hidden: Tenso
 
 
 def _attention(tracer: Tracer, module: nn.MultiheadAttention, given: tuple[Any, ...], result: Any) -> None:
-    """Stream and inner channels are one set, since `embed_dim` is one number; heads by choice."""
+    """The stream's and the inner channels are one set, since `embed_dim` is one number; `heads` says how it is cut."""
     units = _rows(tracer, module.out_proj.weight, 0)
     if units is None:
         return
@@ -1401,7 +1402,7 @@ _INPUT_NAMES: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def _one_step(module: Any, forward: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    """What a recurrent module returns, by shape: on the meta device every time step costs as much as the first."""
+    """A recurrent module's result, by shape, from one time step: on the meta device all steps would take time."""
     source, *states = given
     if not isinstance(source, Tensor):
         return forward(*given)
@@ -1412,7 +1413,7 @@ def _one_step(module: Any, forward: Callable[..., Any], given: tuple[Any, ...]) 
 
 
 def _wrap_leaf(tracer: Tracer, module: nn.Module) -> None:
-    """Replace the forward of a module (of a copy) by one that labels its results by the module's own rule."""
+    """Replace the forward of a (copied) module by one that labels its results by the module's special rule."""
     kind = next((kind for kind in LEAVES if isinstance(module, kind)), None)
     if kind is None:
         return
@@ -1446,7 +1447,7 @@ _SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
 
 class SizeWatch(TorchFunctionMode):
-    """Sees the sizes that Python code asks for and gives, before they become plain numbers."""
+    """Records the sizes that Python code reads and passes, before they become plain numbers."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -1500,7 +1501,7 @@ class SizeWatch(TorchFunctionMode):
                 self.tracer.notes.append(SizeNote(size.expression, extents[axis]))
 
     def _made(self, sizes: Sequence[Any], tensor: Tensor) -> None:
-        """Label a factory's result along each axis whose size is known by more than its number."""
+        """Label a factory's result along each axis whose size is a traced integer."""
         planes: list[Tensor] = []
         for axis, size in enumerate(sizes[: tensor.dim()]):
             if not isinstance(size, TracedInt) or size < 2 or size != tensor.shape[axis]:
@@ -1546,7 +1547,7 @@ def _listed(sizes: Sequence[Any], named: Any) -> Sequence[Any]:
 
 
 class _MetaCopies(TorchFunctionMode):
-    """While a module is copied, tensors it holds outside parameters and buffers become meta tensors too."""
+    """While a module is copied, its tensors outside parameters and buffers become meta tensors too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == torch.Tensor.__deepcopy__:
@@ -1555,14 +1556,14 @@ class _MetaCopies(TorchFunctionMode):
 
 
 def stored(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by every name it has; tied tensors appear once for each."""
+    """Every parameter and buffer, under every name that it has; tied tensors appear several times."""
     found: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     found.update(module.named_buffers(remove_duplicate=False))
     return found
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
-    """The same module on the meta device, with nothing of its tensors copied."""
+    """The same module on the meta device; no tensor's contents are copied."""
     memo: dict[int, Any] = {}
     with torch.no_grad():
         for tensor in stored(module).values():
@@ -1574,7 +1575,7 @@ def meta_copy(module: nn.Module) -> nn.Module:
 
 
 def _trace_integers(module: nn.Module) -> dict[str, int]:
-    """Make integers on the user's own modules remember their path; the values by path."""
+    """The integers on the user's own modules by path; each is replaced by one that remembers its path."""
     found = {}
     for path, owner in module.named_modules():
         if type(owner).__module__.startswith("torch.nn"):
@@ -1597,7 +1598,7 @@ _SIZED_LAYERS = (
 
 
 def _watch_modules(tracer: Tracer, module: nn.Module) -> None:
-    """Keep `tracer.stack` at the module that runs, and note sizes at layers that store them."""
+    """Keep the running module on top of `tracer.stack`, and note sizes at layers that store them."""
 
     def enter(path: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...]) -> None:
@@ -1628,7 +1629,7 @@ LabelsOf = Callable[[str, Tensor], Sequence[Tensor | None]]
 
 @dataclass
 class Run:
-    """One traced forward: the tracer with all it found, and the labelled outputs."""
+    """One traced forward: the tracer with all that it found, and the labelled outputs."""
 
     tracer: Tracer
     attributes: dict[str, int]
@@ -1650,7 +1651,7 @@ def run(
 ) -> Run:
     """The labels of one forward of `module` on the meta device; the module itself is left untouched.
 
-    Errors of the forward come out as they are, with `tracer_path` set to the module that ran.
+    Errors of the forward propagate unchanged, with `tracer_path` set to the module that ran.
     """
     network = meta_copy(module).eval()
     tracer = Tracer(classes, heads)
@@ -1679,7 +1680,7 @@ def run(
 
 @contextmanager
 def unread_masks() -> Iterator[None]:
-    """Torch's transformer layers without a look at the values of a mask, by which they choose a faster kernel."""
+    """Inside, torch's transformer layers do not read the values of a mask, which they do to choose a faster kernel."""
     layers: Any = nn.modules.transformer
     detect = layers._detect_is_causal_mask
     layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
@@ -1691,9 +1692,9 @@ def unread_masks() -> Iterator[None]:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """For passes on the meta device: what a network makes by itself is there too, and no path depends on values.
+    """For passes on the meta device: tensors that a network creates are there too, and no path depends on values.
 
-    Torch's transformer layers have a fused path besides, which does not show what it does.
+    Torch's transformer layers also have a fused path, which hides its operations; it is switched off.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

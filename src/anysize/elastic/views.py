@@ -1,9 +1,9 @@
 """Several networks over one set of tensors: the largest is real, the smaller ones are skeletons called with views.
 
-A skeleton has no weights; when one is called, the entries that it keeps of each of the largest network's tensors take
-their places for the length of the call (`torch.func.functional_call`). Prefixes are views; entries that are no range
-(the gates of a recurrent layer, parts of a concatenation) are gathered. Either way gradients reach the one set of
-tensors. No layer has a mode, and nothing is copied from network to network.
+A skeleton has no weights. A call fills it, for its duration, with the entries that it keeps of the largest network's
+tensors (`torch.func.functional_call`). Prefixes are views; entries that are not contiguous (the gates of a recurrent
+layer, parts of a concatenation) are gathered. Either way gradients reach the one set of tensors. No layer has a mode,
+and nothing is copied from network to network.
 
 >>> from anysize.elastic.axes import trace
 >>> from anysize.elastic.slicing import narrow
@@ -36,20 +36,20 @@ class Nested(nn.Module):
 
     Attributes:
         network: the largest, an ordinary network; calling the whole calls it.
-        inner: the smaller ones, smallest first, as structure: what they share with the largest are placeholders in
-            them, what each has for itself is theirs.
+        inner: the structures of the smaller ones, smallest first. They hold placeholders for the tensors that they
+            share with the largest, and real tensors for those that they do not share.
     """
 
     def __init__(
         self, networks: Sequence[nn.Module], axes: Axes, widths: Sequence[Width | Kept], own: Collection[str] = ()
     ) -> None:
-        """Takes networks of one structure at several widths; all but the last give their structure only.
+        """Nest networks of one structure at several widths; of all but the last only the structure is used.
 
         Args:
             networks: smallest first, real ones or skeletons.
-            axes: of the full network.
-            widths: of the networks.
-            own: names of tensors that every network has for itself, such as `statistics_names` of the full network.
+            axes: the axes of the full network.
+            widths: the widths of the networks.
+            own: names of tensors that are not shared, such as `statistics_names` of the full network.
         """
         super().__init__()
         self.network = networks[-1]
@@ -67,7 +67,7 @@ class Nested(nn.Module):
     def at(self, place: int) -> nn.Module:
         """The network at a place, smallest first; the last is the largest.
 
-        A smaller one holds views of the tensors as they are now, so ask again in the next step.
+        A smaller one holds views of the present tensors, so ask again in the next step.
         """
         if place == len(self.inner):
             return self.network
@@ -80,7 +80,7 @@ class Nested(nn.Module):
 
 
 class Viewed(nn.Module):
-    """A skeleton that is called with tensors of another network."""
+    """A skeleton that runs with another network's tensors."""
 
     def __init__(self, network: nn.Module, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Viewed(nn.Module):
         self._tensors = tensors
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        # Every name is listed, tied ones too, so torch need not look for ties at every call.
+        # The mapping lists every name, tied ones too, so torch need not search for ties at every call.
         output: Tensor = functional_call(self.network, self._tensors, inputs, tie_weights=False)
         return output
 
@@ -108,7 +108,7 @@ def statistics_names(module: nn.Module) -> list[str]:
 
 
 def within(axes: Axes, name: str, small: Kept, large: Kept) -> Index:
-    """Where the entries that `small` keeps of a tensor are among those that `large` keeps; None for a whole axis.
+    """The places of the entries that `small` keeps of a tensor among those that `large` keeps; None for a whole axis.
 
     >>> from anysize.elastic.axes import trace
     >>> axes = trace(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.zeros(2, 3))
@@ -145,7 +145,7 @@ class _Shared:
 def _share(
     large: nn.Module, small: nn.Module, axes: Axes, inner: Kept, outer: Kept, own: Collection[str]
 ) -> Iterator[_Shared]:
-    """What `small` shares with `large`, which becomes a placeholder in it."""
+    """The tensors that `small` shares with `large`; each becomes a placeholder in `small`."""
     for name, tensor in list(named_tensors(small)):
         if name in own:
             continue
@@ -163,7 +163,7 @@ def _share(
 
 
 def _held_out(network: nn.Module, tensor: Tensor) -> Iterator[str]:
-    """The names of a tensor in a network, which is replaced by a placeholder under each of them."""
+    """The names of a tensor in a network; a placeholder replaces it under each name."""
     placeholder = torch.empty_like(tensor, device="meta", requires_grad=False)
     for prefix, child in network.named_modules():
         for held in (child._parameters, child._buffers):
@@ -187,7 +187,7 @@ def _narrowed(tensor: Tensor, ranges: tuple[tuple[int, int, int], ...]) -> Tenso
 
 
 class _Window(torch.autograd.Function):
-    """A range of entries along several axes, a view whose gradient is one tensor in the layout of the whole.
+    """A view of a range of entries along several axes, whose gradient is one tensor in the layout of the whole.
 
     `narrow` after `narrow` would make a tensor of zeros for each axis, and one more where the layouts differ.
     """
