@@ -104,12 +104,12 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _plain(value: Any, key: str) -> Any:
+def plain(value: Any, key: str) -> Any:
     """The value as TOML can hold it, tuples as lists; a `ValueError` naming the key otherwise."""
     if isinstance(value, Mapping):
-        return {_plain_key(name, key): _plain(item, f"{key}.{name}") for name, item in value.items()}
+        return {_plain_key(name, key): plain(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{key}[{place}]") for place, item in enumerate(value)]
+        return [plain(item, f"{key}[{place}]") for place, item in enumerate(value)]
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"must hold numbers; {key} is not a number (nan)")
     if type(value) not in (bool, int, float, str):
@@ -127,7 +127,7 @@ def _plain_key(name: object, key: str) -> str:
 
 def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
     """A copy of the table as TOML can hold it."""
-    return {_plain_key(name, "it"): _plain(value, str(name)) for name, value in table.items()}
+    return {_plain_key(name, "it"): plain(value, str(name)) for name, value in table.items()}
 
 
 def _one_or_list(allowed: Callable[[float], bool], words: str) -> PlainValidator:
