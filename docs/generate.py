@@ -29,9 +29,16 @@ Every key of an experiment file, with its type, its default and what it means. T
 An experiment is a TOML file with one table per part. Required are `data.name`, `model.name`, `method.name`, and
 `data.clients` unless the split is natural. `anysize run FILE --set key=value` changes a key for one run, with dots
 between the parts: `--set training.learning_rate=0.1`. Unknown keys are refused with the nearest match; all problems of
-a file are reported together. The complete file, every default written out, is `config.toml` in the run directory.
+a file are reported together.
 
 "absent" means: leave the key out.
+
+The complete file, every default written out, is `config.toml` in the run directory. It holds the options of the method,
+the model and the data set too, and the tricks of the method's paper: `anysize run config.toml` is the same experiment,
+whatever the defaults of a later version are. A key that is still absent there is not set, in the sense that this page
+gives to "absent" and that does not change, or it is an option of your own code whose default TOML cannot hold (None, an
+object). To try another method or model, start from your own short file: the complete one would give it the tricks and
+options of the first.
 """
 
 NOTES: Mapping[str, str] = {
