@@ -29,9 +29,15 @@ Every key of an experiment file, with its type, its default and what it means. T
 An experiment is a TOML file with one table per subject. It must set `data.name`, `model.name`, `method.name`, and
 `data.clients` unless the split is natural. `anysize run FILE --set key=value` changes a key for one run; a dot joins
 table and key: `--set training.learning_rate=0.1`. anysize refuses an unknown key and names the closest one; it reports
-all problems of a file together. The complete file, every default written out, is `config.toml` in the run directory.
+all problems of a file together.
 
 "absent" means that the file leaves the key out.
+
+The complete file, every default written out, is `config.toml` in the run directory. It also holds the options of the
+method, the model and the data set, and the tricks of the method's paper. So `anysize run config.toml` is the same
+experiment, whatever the defaults of a later version are. A key that is absent even there is not set, or it is an option
+of your own code whose default TOML cannot hold (None, an object). To try another method or model, start from your own
+short file: the complete one would give it the tricks and options of the first.
 """
 
 NOTES: Mapping[str, str] = {

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,7 @@ from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.evaluation import calibrated
 from anysize.experiment import Experiment
+from anysize.methods import HeteroFL
 from anysize.methods.base import Client, SubModel
 from anysize.round import run_round
 from anysize.run import run
@@ -249,6 +252,16 @@ def test_a_fleet_ends_in_the_bits_of_one_process(tmp_path: Path) -> None:
     told = [[{k: v for k, v in c.items() if k != "samples"} for c in r["clients"]] for r in there.history]
     assert told == [[{k: v for k, v in c.items() if k != "samples"} for c in r["clients"]] for r in here.history]
     assert {kind for _, kind, _ in wire.sent} == {"query", "train", "evaluate"}
+
+
+def test_devices_are_told_every_value_and_follow_no_defaults_of_their_own(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home)
+    experiment, ours = made(home, wire, tmp_path)
+    ours.fleet(1, experiment.fleet)
+    told = tomllib.loads(messages.note_in(wire.sent[0][2])["hello"]["config"])
+    assert told["tricks"] == asdict(experiment.tricks)
+    assert told["method"] == {"name": "heterofl", **asdict(HeteroFL())}
 
 
 def test_devices_are_asked_once_and_get_the_largest_size_that_they_can_train(tmp_path: Path) -> None:

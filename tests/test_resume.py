@@ -105,7 +105,7 @@ def test_with_fewer_checkpoints_a_killed_run_repeats_rounds_and_ends_in_the_same
     with pytest.raises(KilledError):
         small.experiment(**tables, checkpoint_every=3).run(tmp_path / "run", on_event=killer(*moment))
     assert checkpoints.round_of(tmp_path / "run") == (3 if moment == ("client", 4) else 0)
-    run = small.experiment(**tables).run(tmp_path / "run", resume=True)
+    run = small.experiment(**tables, checkpoint_every=1).run(tmp_path / "run", resume=True)
     assert files(run.directory) == files(whole.directory)
     assert numbers(run) == numbers(whole)
 

@@ -130,10 +130,11 @@ def test_both_engines_end_in_the_same_bits_with_stacks() -> None:
 def test_a_run_with_stacks_says_so_in_its_complete_config_and_resumes_only_with_them(tmp_path: Path) -> None:
     small.experiment(rounds=1, method={"name": "heterofl"}, training={"stack": 4}).run(tmp_path / "run")
     assert "stack = 4" in (tmp_path / "run" / "config.toml").read_text()
+    alone = small.experiment(rounds=2, method={"name": "heterofl"}, training={"stack": 1})
     with pytest.raises(AnysizeError, match=r"training\.stack: 4 -> 1"):
-        small.experiment(rounds=2, method={"name": "heterofl"}).run(tmp_path / "run", resume=True)
-    resumed = small.experiment(rounds=2, method={"name": "heterofl"}, training={"stack": 4})
-    assert resumed.run(tmp_path / "run", resume=True).round == 2
+        alone.run(tmp_path / "run", resume=True)
+    run = small.experiment(rounds=2, method={"name": "heterofl"}).run(tmp_path / "run", resume=True)
+    assert (run.round, run.experiment.config.training.stack) == (2, 4)
 
 
 def message(client: int, width: float = 1.0, task: str = "train") -> SubModel:

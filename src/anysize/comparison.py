@@ -27,7 +27,8 @@ from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment import Experiment
 from anysize.imports import look_in
 from anysize.methods import make
-from anysize.run import Run, fixed_changes, run
+from anysize.resuming import begun, fixed
+from anysize.run import Run, run
 from anysize.wire import Json
 
 JSON, CSV = "compare.json", "compare.csv"
@@ -173,7 +174,7 @@ def variant(base: ExperimentConfig, method: str, seed: int) -> ExperimentConfig:
     """
     own = base.method if method == base.method.name else MethodConfig(name=method)
     name = re.sub(r"[^\w.-]+", ".", method)
-    return base.model_copy(update={"method": own, "seed": seed, "name": f"{name}-{seed}"})
+    return base.replaced(method=own, seed=seed, name=f"{name}-{seed}")
 
 
 def tabulate(found: dict[str, list[Run]], seeds: Sequence[int], folder: Path) -> Comparison:
@@ -211,31 +212,25 @@ def _final(made: Run, metric: str) -> dict[str, float]:
 
 def _finished(experiment: Experiment, directory: Path, overwrite: bool, on_event: OnRunEvent, crew: Crew | None) -> Run:
     """The run in a directory, brought to its end if it is not there yet."""
-    begun = directories.holds_run(directory) and not overwrite
-    if begun and _is_over(experiment.config, directory):
-        on_event(directory.name, {"event": "finished before"})
-        return Run(directory, experiment)
-    if begun and (changed := _fixed_differences(experiment.config, directory)):
-        listed = "\n  ".join(changed)
-        raise CheckpointError(
-            f"{directory} holds a run of another experiment; choose another folder with --out, or run all anew with "
-            f"--overwrite. The differences:\n  {listed}"
-        )
+    there = directories.holds_run(directory) and not overwrite
+    if there:
+        changed = configs.changes(begun(experiment, directories.saved_config(directory)), experiment.complete)
+        if not changed and _is_over(experiment.config, directory):
+            on_event(directory.name, {"event": "finished before"})
+            return Run(directory, experiment)
+        if fixed(changed):
+            listed = "\n  ".join(configs.differences(changed))
+            raise CheckpointError(
+                f"{directory} holds a run of another experiment; choose another folder with --out, or run all anew "
+                f"with --overwrite. The differences:\n  {listed}"
+            )
     watch = partial(on_event, directory.name)
-    return run(experiment, out=directory, resume=begun, overwrite=overwrite, on_event=watch, crew=crew)
-
-
-def _fixed_differences(config: ExperimentConfig, directory: Path) -> list[str]:
-    """What differs from the run in the directory, as lines, if a resumed run may not differ in it."""
-    saved = directories.saved_config(directory)
-    return configs.differences(saved, config) if fixed_changes(saved, config) else []
+    return run(experiment, out=directory, resume=there, overwrite=overwrite, on_event=watch, crew=crew)
 
 
 def _is_over(config: ExperimentConfig, directory: Path) -> bool:
-    """Whether the directory holds a finished run of this very experiment."""
-    if directories.saved_config(directory) != config or not checkpoints.exists(directory):
-        return False
-    return checkpoints.round_of(directory) == config.rounds
+    """Whether the run in the directory has had its last round."""
+    return checkpoints.exists(directory) and checkpoints.round_of(directory) == config.rounds
 
 
 def _check(base: ExperimentConfig, methods: Sequence[str], seeds: Sequence[int], folder: Path) -> None:

@@ -37,6 +37,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from anysize.errors import ConfigError, unknown
 
+CONFIG, ENVIRONMENT = "config.toml", "environment.json"
+"""The files in which a run's directory has the complete experiment, and what surrounded it."""
+
 RESERVED_TABLES = ("compare", "privacy")
 """Names that no experiment may use yet, so that later versions can give them a meaning."""
 
@@ -104,12 +107,12 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _plain(value: Any, key: str) -> Any:
+def plain(value: Any, key: str) -> Any:
     """The value as TOML can hold it, tuples as lists; a `ValueError` naming the key otherwise."""
     if isinstance(value, Mapping):
-        return {_plain_key(name, key): _plain(item, f"{key}.{name}") for name, item in value.items()}
+        return {_plain_key(name, key): plain(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{key}[{place}]") for place, item in enumerate(value)]
+        return [plain(item, f"{key}[{place}]") for place, item in enumerate(value)]
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"must hold numbers; {key} is not a number (nan)")
     if type(value) not in (bool, int, float, str):
@@ -127,7 +130,7 @@ def _plain_key(name: object, key: str) -> str:
 
 def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
     """A copy of the table as TOML can hold it."""
-    return {_plain_key(name, "it"): _plain(value, str(name)) for name, value in table.items()}
+    return {_plain_key(name, "it"): plain(value, str(name)) for name, value in table.items()}
 
 
 def _one_or_list(allowed: Callable[[float], bool], words: str) -> PlainValidator:
@@ -866,6 +869,7 @@ class ExperimentConfig(Table):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     _folder: Path | None = PrivateAttr(default=None)
+    _given: frozenset[str] | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -944,6 +948,24 @@ class ExperimentConfig(Table):
         """
         return (self._folder or Path()) / name
 
+    def gives(self, key: str) -> bool:
+        """Whether the file itself says something of a dotted key, rather than leaving it to a default.
+
+        An experiment that was not read from tables means all that it says.
+
+        >>> config = from_dict({"data": {"name": "digits", "clients": 2}, "model": {"name": "mlp"},
+        ...                     "method": {"name": "flanc", "layers": {"conv1": {"basis_size": 0.5}}}})
+        >>> config.gives("data.clients"), config.gives("method.layers"), config.gives("training.learning_rate")
+        (True, True, False)
+        """
+        return self._given is None or any(_within(key, other) or _within(other, key) for other in self._given)
+
+    def replaced(self, **tables: Any) -> ExperimentConfig:
+        """A copy with other tables, which means all that it says, whatever the file gave."""
+        made = self.model_copy(update=tables)
+        made._given = None
+        return made
+
     def to_dict(self) -> dict[str, Any]:
         """The tables as the file has them: defaults filled in, absent values left out."""
         tables = self.model_dump(exclude_none=True)
@@ -971,7 +993,8 @@ def read(path: Path, what: str) -> dict[str, Any]:
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """The experiment in a TOML file, with `key=value` overrides put in its place.
 
-    A file without a `name` is called by its own. Raises a `ConfigError` with all problems at once.
+    A file without a `name` is called by its own. Code and weights are looked for in the file's folder; those of a run's
+    config.toml in the folder of the file that the run was begun with. Raises a `ConfigError` with all problems at once.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -985,7 +1008,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     file = Path(path)
     tables = read(file, "experiment file")
     tables.setdefault("name", file.stem)
-    return from_dict(tables, overrides, folder=file.resolve().parent, source=str(file))
+    return from_dict(tables, overrides, folder=_home(file.resolve()), source=str(file))
+
+
+def _home(file: Path) -> Path:
+    """Where the names in an experiment file start."""
+    begun = folder_of_run(file.parent) if file.name == CONFIG else None
+    return begun if begun is not None and begun.is_dir() else file.parent
+
+
+def folder_of_run(directory: Path) -> Path | None:
+    """The folder of the experiment file that the run in a directory was begun with; None if it was none, or no run."""
+    try:
+        about = json.loads((directory / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    folder = about.get("folder") if isinstance(about, dict) else None
+    return Path(folder) if isinstance(folder, str) else None
 
 
 def loads(text: str, overrides: Sequence[str] = (), *, folder: Path | None = None) -> ExperimentConfig:
@@ -1012,8 +1051,21 @@ def from_dict(
     """
     merged, problems = _override(tables, overrides)
     config = checked(ExperimentConfig, merged, source, problems, folder)
-    config._folder = folder
+    config._folder, config._given = folder, frozenset(_given(merged))
     return config
+
+
+def _given(tables: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted keys of everything that tables say; a file of groups says the groups."""
+    read = {"devices.file": "devices.groups"}
+    for key, value in _flat(tables).items():
+        if not isinstance(value, Mapping):  # such a leaf is empty
+            yield read.get(key, re.sub(r"^method\.options\.", "method.", key))
+
+
+def _within(key: str, table: str) -> bool:
+    """Whether a dotted key is another, or below it."""
+    return key == table or key.startswith((f"{table}.", f"{table}["))
 
 
 def checked(
@@ -1328,7 +1380,9 @@ _INLINE_WIDTH = 80
 
 
 def dumps(config: ExperimentConfig) -> str:
-    """The complete TOML of an experiment, every default written out; `loads` gives an equal experiment back.
+    """The TOML of an experiment, every default of its tables written out; `loads` gives an equal experiment back.
+
+    What the tables leave to the method, the network and the data set is in `Experiment.complete`.
 
     >>> text = dumps(from_dict({"data": {"name": "digits", "clients": 20}, "model": {"name": "mlp"},
     ...                         "method": {"name": "flanc", "orthogonality": 10.0}}))
@@ -1412,17 +1466,17 @@ def changes(before: ExperimentConfig, after: ExperimentConfig) -> dict[str, tupl
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def differences(before: ExperimentConfig, after: ExperimentConfig) -> list[str]:
+def differences(changed: Mapping[str, tuple[Any, Any]], between: str = " -> ") -> list[str]:
     """A line for each key in which two experiments differ, with both values.
 
     >>> tables = {"data": {"name": "digits", "clients": 20},
     ...           "model": {"name": "mlp"}, "method": {"name": "flanc"}}
-    >>> differences(from_dict(tables), from_dict(tables, ["rounds=5", "engine.workers=2"]))
+    >>> differences(changes(from_dict(tables), from_dict(tables, ["rounds=5", "engine.workers=2"])))
     ['rounds: 100 -> 5', 'engine.workers: absent -> 2']
     """
     return [
-        f"{key}: {' -> '.join('absent' if value is None else _value(value) for value in pair)}"
-        for key, pair in changes(before, after).items()
+        f"{key}: {between.join('absent' if value is None else _value(value) for value in pair)}"
+        for key, pair in changed.items()
     ]
 
 

@@ -28,7 +28,8 @@ from anysize.wire import Json, dump, write
 if sys.platform != "win32":
     import fcntl
 
-EVENTS, CONFIG, ENVIRONMENT, CLIENTS = "events.jsonl", "config.toml", "environment.json", "clients.csv"
+CONFIG, ENVIRONMENT = configs.CONFIG, configs.ENVIRONMENT
+EVENTS, CLIENTS = "events.jsonl", "clients.csv"
 ANALYSIS = "analysis"
 _FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, "report.html")
 _FOLDERS = (KEPT, ANALYSIS, "report")
@@ -148,7 +149,7 @@ def saved_config(directory: Path) -> configs.ExperimentConfig:
     if not path.is_file():
         raise CheckpointError(f"{directory} holds no run: {CONFIG} is missing")
     try:
-        return configs.loads(path.read_text(encoding="utf-8"), folder=_folder(directory))
+        return configs.loads(path.read_text(encoding="utf-8"), folder=configs.folder_of_run(directory))
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
 
@@ -160,12 +161,6 @@ def saved_environment(directory: Path) -> Json:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _folder(directory: Path) -> Path | None:
-    """Where the experiment file lay: its code and weights are named relative to it."""
-    folder = saved_environment(directory).get("folder")
-    return Path(folder) if isinstance(folder, str) else None
 
 
 def _lock(handle: int, directory: Path) -> None:

@@ -21,9 +21,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from anysize import accelerators, models
+from anysize import accelerators, methods, models
 from anysize import data as data_sets
-from anysize.config import NEEDS_LABELS, DevicesConfig, ExperimentConfig, from_dict
+from anysize.config import NEEDS_LABELS, DevicesConfig, ExperimentConfig, TricksConfig, from_dict
 from anysize.context import Context, Proxy, Size
 from anysize.cost import Cost, first_fitting, measure
 from anysize.data import Data, DeviceShares, Part, RemoteShares, Share, Shares, SubsetPart, to_input
@@ -232,11 +232,37 @@ class Experiment:
 
         return run(self, out=out, **options)
 
+    @cached_property
+    def complete(self) -> ExperimentConfig:
+        """The config with all that it leaves to the method, the network and the data set written out.
+
+        An experiment of it is this one, whatever their defaults will be. Absent are options that no file can hold
+        (None, objects), and those of live objects.
+        """
+        tables: dict[str, Any] = {"tricks": TricksConfig(**asdict(self.tricks))}
+        for kind in ("data", "model", "method"):
+            table = getattr(self.config, kind)
+            tables[kind] = table.model_copy(update={"options": self.defaults(kind) | table.options})
+        return self.config.replaced(**tables)
+
+    def defaults(self, kind: str) -> dict[str, Any]:
+        """The options of the "data", "model" or "method" where a file gives none, as far as a file can hold them."""
+        name = getattr(self.config, kind).name
+        if kind in self._live or name.startswith(_LIVE) or (kind == "data" and self.config.own_data):
+            return {}
+        found: dict[str, Any] = {"data": data_sets, "model": models, "method": methods}[kind].defaults(name)
+        return found
+
+    def anew(self, config: ExperimentConfig) -> Experiment:
+        """The experiment of another config with the same live objects; nothing that was made is shared."""
+        other = Experiment.from_config(config, **self._live)
+        other._pretrained, other.tabulates = self._pretrained, self.tabulates
+        return other
+
     def with_config(self, config: ExperimentConfig) -> Experiment:
         """The experiment of a config that differs in its method alone; what was made of the data is not made again."""
-        live = {key: value for key, value in self._live.items() if key != "method"}
-        other = Experiment.from_config(config, **live)
-        other._pretrained, other.tabulates = self._pretrained, self.tabulates
+        other = self.anew(config)
+        other._live.pop("method", None)
         shared = ("task", "source", "tested", "shares", "fleet", "signature", "model")
         other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
         return other
@@ -399,8 +425,10 @@ class Experiment:
         Where devices do not tell how many samples they have, all count alike.
         """
         chosen = self.method.paper.chosen(self.config.tricks.model_dump())
-        if chosen.classwise_head and not self.config.tells("labels") and self.signature.classes is not None:
-            raise ConfigError(f"{self.config.method.name}'s classwise_head: {NEEDS_LABELS}")
+        if chosen.classwise_head and not self.config.tells("labels"):
+            if self.signature.classes is not None:
+                raise ConfigError(f"{self.config.method.name}'s classwise_head: {NEEDS_LABELS}")
+            chosen = replace(chosen, classwise_head=False)  # without classes it changes nothing
         return chosen if self.config.tells("samples") else replace(chosen, weighting="clients")
 
     @cached_property
@@ -427,8 +455,8 @@ class Experiment:
 
     def context_for(self, sizes: tuple[Size, ...], table: Table | None = None) -> Context:
         """The context of a fleet that trains `sizes`."""
-        if self.signature.tokens and self.config.tricks.adversarial:
-            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; leave it out")
+        if self.signature.tokens and self.tricks.adversarial:
+            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; set it to 0")
         return Context(
             template=self._template[0],
             axes=self.axes,

@@ -43,7 +43,7 @@ def _verdict(experiment: Experiment, name: str) -> Json:
     config = experiment.config
     experiment = copy.copy(experiment)
     if name != config.method.name:
-        experiment = experiment.with_config(config.model_copy(update={"method": MethodConfig(name=name)}))
+        experiment = experiment.with_config(config.replaced(method=MethodConfig(name=name)))
     experiment.tabulates = False  # whether it can is seen without training anything
     try:
         with experiment.blamed("inspection"):

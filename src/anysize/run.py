@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +41,7 @@ from anysize.local import batches, draw, needs_calibration
 from anysize.methods.base import Client, Mixture, Update
 from anysize.profiling import Clock, measuring, stage
 from anysize.report import read_events
+from anysize.resuming import resumed
 from anysize.rng import generator
 from anysize.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
@@ -49,7 +49,6 @@ from anysize.wire import Json, Tensors, flatten, restore
 if TYPE_CHECKING:
     from anysize.customize import Exported
 
-_MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evaluation")
 _HISTOGRAM_CLIENTS = 200
 
 OnEvent = Callable[[Json], None]
@@ -75,7 +74,7 @@ def run(
         source: an experiment file, or an experiment.
         out: the run directory; by default runs/<name>.
         overrides: "key=value" changes to the file.
-        resume: go on with the run that the directory holds.
+        resume: go on with the run that the directory holds; what the source leaves out stays as it was there.
         overwrite: delete the run that the directory holds.
         profile: note in every round's event where its time went; see `anysize.profiling`.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
@@ -87,7 +86,8 @@ def run(
     hold_memory()
     clock = Clock() if profile else None
     with one_thread(), measuring(clock):  # the number of threads changes last bits, on the server as on a client
-        _Runner(experiment, directory, on_event, clock, engine, crew).go(resume=resume, overwrite=overwrite)
+        runner = _Runner(experiment, directory, on_event, clock, engine, crew)
+        experiment = runner.go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 
 
@@ -102,20 +102,21 @@ def load(directory: str | Path, **live: Any) -> Run:
 
 
 class Run:
-    """A run in its directory: its history, and networks of any size cut from it."""
+    """A run in its directory: its history, and networks of any size cut from it.
+
+    Attributes:
+        directory: where it is.
+        config: the complete experiment, as the directory has it.
+        experiment: what it was made with.
+    """
 
     def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
         self.directory = directory
         about = checkpoints.peek(directory)
-        config = saved_config(directory)
-        self.experiment = experiment or Experiment.from_config(config, _known(directory, about), **live)
+        self.config = saved_config(directory)
+        self.experiment = experiment or Experiment.from_config(self.config, _known(directory, about), **live)
         fresh = self.experiment.method.init(self.experiment.context)
         self._checkpoint = checkpoints.restore_from(directory, fresh)
-
-    @property
-    def config(self) -> configs.ExperimentConfig:
-        """The complete experiment."""
-        return self.experiment.config
 
     @property
     def round(self) -> int:
@@ -358,9 +359,9 @@ class _Runner:
         self._crew = crew
         self._void = 0  # rounds in a row with too few answers
 
-    def go(self, *, resume: bool, overwrite: bool) -> None:
+    def go(self, *, resume: bool, overwrite: bool) -> Experiment:
+        """Runs to the end; the experiment as it was run."""
         began = time.perf_counter()
-        config = self._experiment.config
         with self._experiment.blamed("before the first round"), ExitStack() as stack:
             self._check(resume, overwrite)
             self._crew = self._summoned(stack) if self._wants_crew() else None
@@ -372,11 +373,12 @@ class _Runner:
             started = stack.pop_all()
         with started:
             self._profile()  # the first round's time starts here, with workers ready
-            while current.round < config.rounds:
+            while current.round < self._experiment.config.rounds:
                 with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
                     current = self._round(current, engine)
             end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
             self._event(end | self._profile())
+        return self._experiment
 
     def _check(self, resume: bool, overwrite: bool) -> None:
         """Refuses what can be seen to be wrong before anything is prepared."""
@@ -437,7 +439,7 @@ class _Runner:
                 f"rounds = {current.round}"
             )
         directories.rewind(self._directory, current.round)
-        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.config))
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
         if not (self._directory / EVENTS).is_file():
             self._event(self._start_event())
         self._event({"event": "resume", "round": current.round})
@@ -593,7 +595,7 @@ class _Runner:
             "event": "start",
             "name": config.name,
             "method": config.method.name,
-            "method_options": config.method.options,
+            "method_options": experiment.complete.method.options,
             "model": config.model.name,
             "data": config.data.name,
             "rounds": config.rounds,
@@ -627,13 +629,12 @@ class _Runner:
         return on_answer
 
     def _check_resumable(self) -> None:
-        old, new = saved_config(self._directory), self._experiment.config
-        if fixed_changes(old, new):
-            listed = "\n  ".join(configs.differences(old, new))
-            raise CheckpointError(
-                f"{self._directory} holds a run of another experiment; a resumed run may change "
-                f"{', '.join(_MAY_CHANGE)} only. The differences:\n  {listed}"
-            )
+        old = saved_config(self._directory)
+        self._experiment, kept = resumed(self._experiment, old, self._directory)
+        if kept:
+            text = f"what the experiment does not say stays as the run was begun: {'; '.join(kept)}"
+            self._on_event({"event": "notice", "text": text})
+        new = self._experiment.config
         both = range(min(old.rounds, new.rounds))
         if any(old.training.rate(r, old.rounds) != new.training.rate(r, new.rounds) for r in both):
             text = (
@@ -653,7 +654,7 @@ class _Runner:
         data, folder = self._experiment.data, self._experiment.config.folder
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
         about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
-        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.config))
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
         directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
 
     def _save(self, current: Checkpoint) -> None:
@@ -677,11 +678,6 @@ def _missing(tally: Tally, asked: Sequence[Absence]) -> Json:
     found = [entry | {"task": "train"} for entry in tally.missing]
     found += [asdict(absence) | {"task": "evaluate"} for absence in asked]
     return ({"missing": found} if found else {}) | ({"void": True} if tally.void else {})
-
-
-def fixed_changes(old: configs.ExperimentConfig, new: configs.ExperimentConfig) -> list[str]:
-    """Keys that differ, of those in which a resumed run may not differ."""
-    return [key for key in configs.changes(old, new) if re.split(r"[.\[]", key)[0] not in _MAY_CHANGE]
 
 
 def with_momentum(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -74,7 +74,7 @@ def prepared(experiment: Experiment) -> Table | None:
     named = experiment.config.method.options.get("table")
     path = (experiment.config.folder or Path()) / named if named else None
     if path is not None and path.is_file():
-        return read(path, fingerprint(experiment))
+        return read(path, experiment)
     with one_thread():  # as in a run: the number of threads changes last bits
         found = experiment.method.tabulate(experiment.context_for((), None))
         if found is None:
@@ -102,15 +102,14 @@ def _cost(experiment: Experiment, table: Table, entry: Entry, timed: bool) -> di
 
 def fingerprint(experiment: Experiment) -> Json:
     """What a table depends on: of another experiment with the same values it is the same table."""
-    config, tricks = experiment.config, experiment.tricks
-    data = experiment.data
+    config, data = experiment.complete, experiment.data
     return {
         "seed": config.seed,
         "data": None if data is None else data.checksum,
         "model": config.model.model_dump(mode="json"),
-        "method": {key: value for key, value in _plain(config.method.options).items() if key not in _NO_MATTER},
+        "method": {key: value for key, value in config.method.options.items() if key not in _NO_MATTER},
         "training": config.training.model_dump(mode="json"),
-        "tricks": asdict(tricks),
+        "tricks": asdict(experiment.tricks),
         "task": config.task.name,
     }
 
@@ -119,8 +118,14 @@ _NO_MATTER = ("table", "average", "fill")
 """Options of a method that no table depends on: where it is, and what happens to updates."""
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+def _filled(noted: Json, experiment: Experiment) -> Json:
+    """The fingerprint in a table's file; options that it lacks were left to the defaults."""
+    options = experiment.defaults("method") | noted.get("method", {})
+    model = noted.get("model", {})
+    return noted | {
+        "method": {key: value for key, value in options.items() if key not in _NO_MATTER},
+        "model": model | {"options": experiment.defaults("model") | model.get("options", {})},
+    }
 
 
 def save(path: Path, table: Table, about: Json) -> None:
@@ -132,14 +137,15 @@ def save(path: Path, table: Table, about: Json) -> None:
     write(path, dump(tensors, {"kind": _KIND, "entries": rows, "about": about}))
 
 
-def read(path: Path, about: Json | None = None) -> Table:
-    """The table in a file, refused if it is damaged or was made for something other than `about`."""
+def read(path: Path, experiment: Experiment) -> Table:
+    """The table in a file, refused if it is damaged or was made for another experiment."""
     from anysize.context import Size
 
     tensors, note = load(path.read_bytes(), str(path))
     if note.get("kind") != _KIND:
         raise CheckpointError(f"method.table: {path} holds no look-up table; name another file")
-    other = [] if about is None else [key for key in about if about[key] != note["about"].get(key)]
+    about, noted = fingerprint(experiment), _filled(note["about"], experiment)
+    other = [key for key in about if about[key] != noted.get(key)]
     if other:
         raise ConfigError(
             f"method.table: {path} was made for another experiment: {', '.join(other)} differ. Delete it to make it "

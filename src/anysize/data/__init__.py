@@ -14,7 +14,7 @@ from anysize.data.parts import (
     groups_of,
     to_input,
 )
-from anysize.data.sources import datasets, from_function, load
+from anysize.data.sources import datasets, defaults, from_function, load
 
 __all__ = [
     "SPLITS",
@@ -32,6 +32,7 @@ __all__ = [
     "augmentations",
     "channel_statistics",
     "datasets",
+    "defaults",
     "from_function",
     "groups_of",
     "load",

@@ -26,7 +26,8 @@ from anysize.data.files import Arrays
 from anysize.data.parts import Array, Data, Part, Share, TensorPart, channel_statistics
 from anysize.errors import DataError, unknown
 from anysize.imports import by_name
-from anysize.options import option_problems
+from anysize.options import defaults as defaults_of
+from anysize.options import option_problems, received, writable
 from anysize.rng import derive
 
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -90,21 +91,26 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> Data | DeviceLo
     >>> len(data.train), len(data.test), data.input_shape, data.classes
     (1438, 359, (1, 8, 8), 10)
     """
-    options = dict(options or {})
+    source, options = _source(name), options or {}
     if ":" in name:
-        return from_function(name, by_name(name, "data set", _SOURCES), options)
-    if name in _SOURCES:
-        source: Callable[..., Data] = _SOURCES[name]
-    elif files.is_set_name(name) and files.locate(f"{name}.npz"):
-        source = partial(stored, name)
-    else:
-        folders = " or ".join(map(str, files.search_folders()))
-        known = {*_SOURCES, *files.stored_sets()}
-        raise DataError(f"{unknown('data set', name, known)}; any other is a file NAME.npz in {folders}")
+        return from_function(name, source, options)
     problems = option_problems(f"data set '{name}'", source, options)
     if problems:
         raise DataError("\n".join(problems))
-    return source(**options)
+    data: Data = source(**received(defaults_of(source), options))
+    return data
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """What the options of the data set of that name are where a file gives none, as far as a file can hold it.
+
+    >>> defaults("imdb")
+    {'vocabulary': 10000, 'length': 200}
+    """
+    source = _source(name)
+    # A file that states the number of classes spares looking for them in the devices' data: an answer of its own.
+    given = ("device", "classes") if _per_device(source) else ()
+    return {option: value for option, value in writable(defaults_of(source)).items() if option not in given}
 
 
 def datasets() -> list[tuple[str, str]]:
@@ -342,21 +348,46 @@ def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
         raise DataError(f"{source}: {error}") from error
 
 
-def from_function(name: str, function: Any, options: dict[str, Any]) -> Data | DeviceLoader:
+def from_function(name: str, function: Any, options: Mapping[str, Any]) -> Data | DeviceLoader:
     """What the user's own function gives, as in `load`; `name` is for messages."""
-    if not callable(function):
-        raise DataError(f"data set '{name}' is a {type(function).__name__}; it must be a function")
-    first = next(iter(inspect.signature(function).parameters), None)
-    per_device = first == "device"
+    function = _function(name, function)
+    per_device = _per_device(function)
     problems = option_problems(f"data set '{name}'", function, options, given=["device"] if per_device else [])
     if problems:
         raise DataError("\n".join(problems))
+    options = received(defaults_of(function), options)
     if per_device:
         return partial(_share_of, name, function, options)
     data = function(**options)
     if not isinstance(data, Data):
         raise DataError(f"data set '{name}' gave a {type(data).__name__}; it must give an anysize.Data")
     return data
+
+
+def _source(name: str) -> Callable[..., Any]:
+    """The function that gives the data set of that name."""
+    if ":" in name:
+        return _function(name, by_name(name, "data set", _SOURCES))
+    if name in _SOURCES:
+        return _SOURCES[name]
+    if files.is_set_name(name) and files.locate(f"{name}.npz"):
+        return partial(stored, name)
+    folders = " or ".join(map(str, files.search_folders()))
+    known = {*_SOURCES, *files.stored_sets()}
+    raise DataError(f"{unknown('data set', name, known)}; any other is a file NAME.npz in {folders}")
+
+
+def _function(name: str, found: Any) -> Callable[..., Any]:
+    """What was found under a name of the user's own, which can be called."""
+    if not callable(found):
+        raise DataError(f"data set '{name}' is a {type(found).__name__}; it must be a function")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _per_device(function: Callable[..., Any]) -> bool:
+    """Whether a function gives one device's share: its first parameter is `device`."""
+    return next(iter(inspect.signature(function).parameters), None) == "device"
 
 
 def _share_of(name: str, function: Callable[..., Any], options: dict[str, Any], device: Any) -> Share:

@@ -97,7 +97,7 @@ class Devices(Engine):
         self._options = experiment.config.engine
         self._hello = {
             "run": roster.run,
-            "config": configs.dumps(experiment.config),
+            "config": configs.dumps(experiment.complete),
             "signature": experiment.signature.to_json(),
             "sizes": [asdict(size) for size in experiment.sizes],
         }

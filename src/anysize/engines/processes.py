@@ -322,7 +322,7 @@ def described(experiment: Experiment, home: Path) -> Json:
         "home": str(home),
         "path": sys.path,
         "folder": None if folder is None else str(folder.resolve()),
-        "config": configs.dumps(experiment.config),
+        "config": configs.dumps(experiment.complete),
         "signature": experiment.signature.to_json(),
         "sizes": [asdict(size) for size in experiment.sizes],
         "data": data,

@@ -21,6 +21,7 @@ from anysize.methods.origdrop import OrigDrop
 from anysize.methods.prism import PriSM
 from anysize.methods.sheterofl import SHeteroFL
 from anysize.methods.splitmix import SplitMix
+from anysize.options import received, writable
 
 __all__ = [
     "ELF",
@@ -39,6 +40,7 @@ __all__ = [
     "SplitMix",
     "SubModel",
     "Update",
+    "defaults",
     "make",
     "methods",
     "name_of",
@@ -66,28 +68,35 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Method[Any]:
     >>> make("flanc", {"orthogonality": 1.0}).orthogonality
     1.0
     """
-    kinds = _METHODS | _plugins(name)
-    kind = kinds[name] if name in kinds else by_name(name, "method", kinds)
-    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
-        raise ConfigError(f"method '{name}' is not a dataclass derived from anysize.methods.Method")
+    kind = _kind(name)
     fields = {field.name: field for field in dataclasses.fields(kind)}
+    standard = _defaults(kind)
     problems = []
     for key, value in (options or {}).items():
         if key not in fields:
             problems.append("method: " + unknown(f"option of {name}", key, fields))
             continue
-        default = _default(fields[key])
+        default = standard.get(key)
         if type(default) in (bool, int, float) and not _same_kind(default, value):
             problems.append(f"method.{key} = {value!r}; allowed: a {type(default).__name__}, such as {default!r}")
     if problems:
         raise ConfigError("\n".join(problems))
     try:
-        made: Method[Any] = kind(**(options or {}))
+        made: Method[Any] = kind(**received(standard, options or {}))
     except MethodError as error:
         raise ConfigError(str(error)) from None
     except TypeError as error:
         raise ConfigError(f"method '{name}': {error}") from None
     return made
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """What the options of the method of that name are where a file gives none, as far as a file can hold it.
+
+    >>> defaults("heterofl")
+    {'scaler': True, 'ordered_dropout': False}
+    """
+    return writable(_defaults(_kind(name)))
 
 
 def methods() -> list[tuple[str, str]]:
@@ -113,8 +122,23 @@ def _plugins(name: str | None = None) -> dict[str, type[Method[Any]]]:
     return {point.name: point.load() for point in found if name in (None, point.name)}
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return None if field.default is dataclasses.MISSING else field.default
+def _kind(name: str) -> Any:
+    """The class of the method of that name."""
+    kinds = _METHODS | _plugins(name)
+    kind = kinds[name] if name in kinds else by_name(name, "method", kinds)
+    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
+        raise ConfigError(f"method '{name}' is not a dataclass derived from anysize.methods.Method")
+    return kind
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The defaults of a dataclass's options."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.init and made is not dataclasses.MISSING:
+            found[field.name] = made
+    return found
 
 
 def _same_kind(default: Any, value: Any) -> bool:

@@ -12,7 +12,8 @@ from torch import nn
 from anysize.errors import ModelError
 from anysize.imports import by_name
 from anysize.models import attention, convolutional, dense, recurrent, residual
-from anysize.options import option_problems
+from anysize.options import defaults as defaults_of
+from anysize.options import option_problems, received, writable
 from anysize.rng import derive
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -33,6 +34,8 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": convolutional.vgg11,
     "vit-tiny": attention.vit_tiny,
 }
+_GIVEN = ("input_shape", "classes")
+"""Parameters that follow from the data and are no options."""
 
 
 def build(
@@ -59,16 +62,12 @@ def build(
     >>> net(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    function = _MODELS[name] if name in _MODELS else by_name(name, "model", _MODELS)
-    if not callable(function):
-        raise ModelError(
-            f"model '{name}' is a {type(function).__name__}; it must be a function that gives an nn.Module"
-        )
-    options = dict(options or {})
-    given = {"input_shape": tuple(input_shape), "classes": classes}
-    problems = option_problems(f"model '{name}'", function, options, given)
+    function = _function(name)
+    options = received(defaults_of(function), options or {})
+    problems = option_problems(f"model '{name}'", function, options, _GIVEN)
     if problems:
         raise ModelError("\n".join(problems))
+    given = {"input_shape": tuple(input_shape), "classes": classes}
     wanted = inspect.signature(function).parameters
     filled = {key: value for key, value in given.items() if key in wanted} | options
     # Layers draw their weights from the global generator; it is lent a derived seed and then restored.
@@ -80,6 +79,16 @@ def build(
     return module
 
 
+def defaults(name: str) -> dict[str, Any]:
+    """What the options of the network of that name are where a file gives none, as far as a file can hold it.
+
+    >>> defaults("mlp")
+    {'hidden': [256, 128]}
+    """
+    found = writable(defaults_of(_function(name)))
+    return {option: value for option, value in found.items() if option not in _GIVEN}
+
+
 def models() -> list[tuple[str, str]]:
     """Every network's name, and one line on it.
 
@@ -87,3 +96,13 @@ def models() -> list[tuple[str, str]]:
     'Fully connected layers with ReLU; takes any input.'
     """
     return [(name, (inspect.getdoc(function) or "").splitlines()[0]) for name, function in sorted(_MODELS.items())]
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function that builds the network of that name."""
+    function = _MODELS[name] if name in _MODELS else by_name(name, "model", _MODELS)
+    if not callable(function):
+        raise ModelError(
+            f"model '{name}' is a {type(function).__name__}; it must be a function that gives an nn.Module"
+        )
+    return function
