@@ -21,7 +21,7 @@ from anysize.errors import ConfigError, MethodError
 from anysize.experiment import Experiment
 from anysize.local import make_optimizer, perform
 from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
-from anysize.methods.base import inner_weights
+from anysize.methods.factorising import inner_weights
 from anysize.methods.prism import drawn, refreshed
 from anysize.objectives import Batch, Step
 from anysize.rng import generator

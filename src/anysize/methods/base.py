@@ -356,24 +356,6 @@ def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> 
     return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
 
 
-def inner_weights(context: Context) -> list[str]:
-    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions.
-
-    These are what methods write in another form; a stem, projections, the classifier, norms and biases are left alone.
-    """
-    grouped = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
-    return [
-        name
-        for name, parameter in context.template.named_parameters()
-        if parameter.dim() >= 2
-        and parameter.requires_grad
-        and (parameter.dim() == 2 or math.prod(parameter.shape[2:]) > 1)
-        and context.axes.elastic(name, 0)
-        and (name, 1) in grouped
-        and not any((name, axis) in grouped for axis in range(2, parameter.dim()))  # one kernel for all
-    ]
-
-
 def class_weights(context: Context, update: Update) -> Tensor | None:
     """One where the client holds the class, zero elsewhere; None where the classifier is averaged like all else."""
     classes = update.ticket.get("classes")

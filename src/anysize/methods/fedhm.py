@@ -54,9 +54,9 @@ from anysize.methods.base import (
     Update,
     checked,
     class_weights,
-    inner_weights,
     sub_model,
 )
+from anysize.methods.factorising import factorising_notices, inner_weights
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step, Tricks
 from anysize.wire import Tensors
@@ -149,6 +149,9 @@ class FedHM(Method[FedHMState]):
         if size.width != 1 and not 0 < size.width <= largest:
             raise MethodError(f"fedhm: size {size.width:g} was asked for; there are 1 and those up to {largest:g}")
         return fill(context.skeleton(1.0), state.tensors | recomposed(*truncated(state, size.width)))
+
+    def notices(self, context: Context) -> list[str]:
+        return factorising_notices(context, "fedhm", "every client trains the rest whole, whatever its capacity")
 
     def _check(self, state: FedHMState, update: Update, own: Mapping[str, Tensors]) -> None:
         """Refuses factors that are not of the shapes that were sent; a product would not show it."""

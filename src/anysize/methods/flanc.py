@@ -79,11 +79,11 @@ from anysize.methods.base import (
     class_weights,
     cut,
     first_tensors,
-    inner_weights,
     paste,
     sub_model,
     widths_up_to,
 )
+from anysize.methods.factorising import factorising_notices, inner_weights
 from anysize.methods.mean import StreamingMean
 from anysize.objectives import Batch, Step
 from anysize.rng import generator
@@ -307,7 +307,8 @@ class FLANC(Method[FLANCState]):
         return "compose" if context.scarce_activations else self.execution
 
     def notices(self, context: Context) -> list[str]:
-        return [
+        rest = "one network of which widths have slices" if self.share_dense else "a network of its own for each width"
+        return factorising_notices(context, "flanc", f"the rest is {rest}") + [
             f"flanc: {name}: basis_inputs gives R1 = {f.asked}, which does not divide every trained input width; "
             f"R1 = {f.inputs}"
             for name, f in self.factors(context).items()

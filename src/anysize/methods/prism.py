@@ -84,10 +84,10 @@ from anysize.methods.base import (
     checked,
     class_weights,
     cut,
-    inner_weights,
     paste,
     sub_model,
 )
+from anysize.methods.factorising import factorising_notices, inner_weights
 from anysize.methods.mean import Index, StreamingMean
 from anysize.objectives import Batch, Step, Tricks
 from anysize.profiling import stage
@@ -320,9 +320,8 @@ class PriSM(Method[PriSMState]):
         return 1.0 if self.channels == "all" else keep
 
     def notices(self, context: Context) -> list[str]:
-        if inner_weights(context):
-            return []
-        return ["prism: no weight of this network lies between two layers, so nothing is decomposed"]
+        rest = "trained by every client" if self.channels == "all" else "cut to a client's channels, as origdrop does"
+        return factorising_notices(context, "prism", f"the rest is {rest}")
 
 
 def drawn(

@@ -1,0 +1,65 @@
+"""Which weights of a network FLANC, PriSM and FedHM write as products, and what they leave as it is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from torch import nn
+
+from anysize.context import Context
+
+_LITTLE = 0.5  # of the trained parameters, below which a method says how few it factorises
+
+
+def inner_weights(context: Context) -> list[str]:
+    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions.
+
+    These are what methods write in another form; a stem, projections, the classifier, norms and biases are left alone.
+    """
+    return [name for name, kind in _left_alone(context).items() if kind is None]
+
+
+def factorising_notices(context: Context, method: str, rest: str) -> list[str]:
+    """One line where less than half of the trained parameters are factorised, and none elsewhere.
+
+    Args:
+        context: of the experiment.
+        method: its name.
+        rest: what the method does with all that it does not factorise.
+    """
+    counts: Counter[str | None] = Counter()
+    for name, kind in _left_alone(context).items():
+        counts[kind] += context.template.get_parameter(name).numel()
+    total, factorised = counts.total(), counts.pop(None, 0)
+    if factorised >= _LITTLE * total:
+        return []
+    left = ", ".join(f"{count:,} in {kind}" for kind, count in counts.most_common())
+    return [
+        f"{method}: {factorised:,} of {total:,} trained parameters are factorised ({factorised / total:.0%}); {rest}. "
+        f"Not factorised are {left}. For smaller parts of every layer, take heterofl or fjord"
+    ]
+
+
+def _left_alone(context: Context) -> dict[str, str | None]:
+    """By name, every trained parameter: the kind for which it is left alone, or None for an inner weight."""
+    members = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
+    trained = {name: p.shape for name, p in context.template.named_parameters() if p.requires_grad}
+    return {name: _kind(context, name, shape, members) for name, shape in trained.items()}
+
+
+def _kind(context: Context, name: str, shape: Sequence[int], members: Collection[tuple[str, int]]) -> str | None:
+    layer = context.template.get_submodule(name.rpartition(".")[0])
+    if len(shape) < 2:
+        return "norms and biases"
+    if len(shape) > 2 and math.prod(shape[2:]) == 1:
+        return "1 x 1 convolutions"
+    if not context.axes.elastic(name, 0):
+        embeds = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        return "embeddings" if embeds else "layers whose outputs no width changes, as the classifier"
+    if (name, 1) not in members:
+        return "depthwise convolutions" if getattr(layer, "groups", 1) > 1 else "layers that read the data"
+    if any((name, axis) in members for axis in range(2, len(shape))):
+        return "kernels that change with the width"  # there is no one kernel for all widths
+    return None
