@@ -293,7 +293,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "data without test": (["data.name=own_code:no_test"], "the data has no test part"),
     "a device raises": (["data.name=own_code:one_device_raises", 'evaluation.on=["clients"]'], "sensor is broken"),
     "model raises": (["model.name=own_code:broken_network", "model.options={}"], "KeyError: 'layer'"),
-    "model is rubbish": (["model.name=own_code:not_a_network", "model.options={}"], "it must give an nn.Module"),
+    "model is rubbish": (["model.name=own_code:not_a_network", "model.options={}"], "it must return an nn.Module"),
     "model gives two": (["model.name=own_code:Pair", "model.options={}"], "gives a tuple; it must give one tensor"),
     "model does not fit": (["model.name=own_code:Wrong", "model.options={}"], "own_code.py"),
     "model not narrow": (["model.name=own_code:Fixed", "model.options={}"], "does not run"),

@@ -163,7 +163,7 @@ def test_what_a_device_holds_out_itself_is_left_alone(device: DeviceConfig) -> N
         ("number", "targets are numbers; the task takes classes"),
         ("integer", "inputs are integers; the network takes numbers"),
         ("lazy", "inputs hold values that are not finite"),
-        ("pair", "it must give an anysize.Share"),
+        ("pair", "it must return an anysize.Share"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(device: DeviceConfig, kind: str, said: str) -> None:

@@ -60,7 +60,7 @@ def test_the_small_transformer_has_the_parameters_of_deit_tiny():
 
 
 def test_the_small_transformer_says_what_does_not_fit():
-    with pytest.raises(ModelError, match=r"patches of 5 x 5 do not fill.*; width 10 is no multiple of 3 heads"):
+    with pytest.raises(ModelError, match=r"patches of 5 x 5 do not fill.*; width 10 is not a multiple of 3 heads"):
         build("vit-tiny", (3, 32, 32), 10, {"patch": 5, "width": 10})
 
 

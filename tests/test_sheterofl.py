@@ -103,7 +103,7 @@ def test_an_update_with_parts_of_no_network_is_refused(name: str) -> None:
 
 def test_a_width_above_the_largest_is_refused() -> None:
     context = context_of(SHeteroFL(), [0.25, 0.5])
-    with pytest.raises(MethodError, match=r"trained were widths up to 0\.5"):
+    with pytest.raises(MethodError, match=r"this fleet trained widths up to 0\.5"):
         SHeteroFL().customize(context, SHeteroFL().init(context), Size(1.0))
 
 

@@ -110,7 +110,7 @@ def test_a_mixed_network_gives_the_mean_of_the_first_bases_outputs() -> None:
 def test_a_width_below_the_base_or_above_all_is_refused() -> None:
     context = context_of(SplitMix(), [0.5, 1.0])
     state = SplitMix().init(context)
-    with pytest.raises(MethodError, match=r"the bases have width 0\.5"):
+    with pytest.raises(MethodError, match=r"there are 2 bases of width 0\.5"):
         SplitMix().customize(context, state, Size(0.25))
     with pytest.raises(MethodError, match=r"fits no base of width 0\.5"):
         SplitMix(base_width=0.5).init(context_of(SplitMix(base_width=0.5), [0.25, 1.0]))
@@ -118,7 +118,7 @@ def test_a_width_below_the_base_or_above_all_is_refused() -> None:
         SplitMix(base_width=2.0)
 
 
-def test_a_network_that_does_not_fall_into_equal_parts_is_refused() -> None:
+def test_a_network_that_cannot_be_split_into_equal_bases_is_refused() -> None:
     """The norm's four groups cut across three layers of eight channels."""
 
     class Uneven(nn.Module):
@@ -134,7 +134,7 @@ def test_a_network_that_does_not_fall_into_equal_parts_is_refused() -> None:
     made = az.Experiment(
         data=az.Data(train=(x, y)), clients=2, model=Uneven(), method="splitmix", devices={"capacities": [0.5, 1.0]}
     )
-    with pytest.raises(MethodError, match=r"does not fall into bases of one shape: of 'a\.weight' one base would have"):
+    with pytest.raises(MethodError, match=r"cannot be split into bases of one shape: 'a\.weight' would have"):
         made.method.init(made.context)
 
 

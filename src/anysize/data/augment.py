@@ -1,4 +1,4 @@
-"""Random changes to a batch of training images: each sample its own, all samples at once."""
+"""Random changes to a batch of training images: different for each sample, computed for all at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PADDING = 4
 
 
 def augment(x: Tensor, names: Sequence[str], generator: torch.Generator) -> Tensor:
-    """A batch of images changed at random by each named change in turn; the shape stays.
+    """A batch of images changed at random by each named augmentation in turn; the shape stays.
 
     Args:
         x: (N, C, H, W), floating point.
-        names: of `augmentations()`: "crop" shifts each image by up to 4 pixels, "flip" mirrors half of them.
-        generator: where the randomness comes from; a CPU generator, whatever the device of `x`.
+        names: from `augmentations()`: "crop" shifts each image by up to 4 pixels, "flip" mirrors half of them.
+        generator: the source of randomness; a CPU generator, whatever the device of `x`.
 
     >>> from anysize.rng import generator
     >>> augment(torch.ones(2, 1, 8, 8), ["crop", "flip"], generator(0, "doc")).shape
@@ -49,7 +49,7 @@ def augmentations() -> list[tuple[str, str]]:
 
 
 def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image padded with black by 4 pixels and cut back to its size at a random place."""
+    """Each image padded with 4 black pixels on every side and cut back to its size at a random place."""
     samples, channels, height, width = x.shape
     offset = torch.randint(2 * PADDING + 1, (2, samples, 1), generator=generator).to(x.device)
     rows = offset[0] + torch.arange(height, device=x.device)  # (N, H)

@@ -1,6 +1,6 @@
-"""Data files: where they are looked for, how they are read without trusting them, how they are fetched.
+"""Data files: where to find them, how to read them without trusting them, how to download them.
 
-Every reader turns a damaged, foreign or cut-short file into one `DataError` that names it, and none
+Every reader turns a damaged, foreign or truncated file into one `DataError` that names it, and none
 unpickles.
 """
 
@@ -55,7 +55,7 @@ def locate(file: str) -> Path | None:
 
 
 def stored_sets() -> dict[str, Path]:
-    """Every set that lies in the search folders as NAME.npz, by name."""
+    """Every data set stored as NAME.npz in the search folders, by name."""
     found: dict[str, Path] = {}
     for folder in search_folders():
         for path in sorted(folder.glob("*.npz")):
@@ -64,12 +64,12 @@ def stored_sets() -> dict[str, Path]:
 
 
 def is_set_name(name: str) -> bool:
-    """Whether a name can be that of a file in a search folder, and of nothing outside it."""
+    """Whether a name can be the name of a file in a search folder, and cannot lead outside it."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None
 
 
 def missing(name: str, file: str, ways: Sequence[str], also_in: Sequence[Path] = ()) -> DataError:
-    """The error for a set that is nowhere: where it was looked for and every way to get it."""
+    """The error for a data set that was not found: where it was looked for, and every way to get it."""
     looked = [*also_in, *(folder / file for folder in search_folders())]
     own = "" if os.environ.get("ANYSIZE_DATA") else " (ANYSIZE_DATA is not set)"
     how = [*ways, f"put {file} into a folder and set ANYSIZE_DATA to it, or into {cache_folder()}"]
@@ -82,15 +82,15 @@ def missing(name: str, file: str, ways: Sequence[str], also_in: Sequence[Path] =
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns whatever goes wrong while a file is read into one error that names it."""
+    """Turn any error while a file is read into one error that names the file."""
     try:
         yield
     except DataError:
         raise
-    # Damage can surface as any exception of the readers below us: of zip, gzip, numpy's header parser, json.
+    # Damage can surface as any exception of the readers used: zip, gzip, numpy's header parser, json.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read: it is damaged, cut short or of another format ({reason})") from error
+        raise DataError(f"{path} cannot be read: it is damaged, truncated or in another format ({reason})") from error
 
 
 def read_npz(path: Path) -> Arrays:
@@ -118,7 +118,7 @@ def read_idx(path: Path) -> Array:
 
 
 def read_json_lines(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects of a .jsonl.gz or .jsonl.xz file, each with at least the keys named."""
+    """The objects of a .jsonl.gz or .jsonl.xz file, each with at least these keys."""
     with reading(path), lzma.LZMAFile(path) if path.suffix == ".xz" else gzip.GzipFile(path) as file:
         rows = [json.loads(line) for line in file]
         for number, row in enumerate(rows, start=1):
@@ -131,7 +131,7 @@ def read_json_lines(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def read_cifar(path: Path, prefix: str) -> Arrays:
-    """The arrays of a CIFAR archive in its binary version; the last label byte of a record is the class."""
+    """The arrays of a binary CIFAR archive; the last label byte of a record is the class."""
     with reading(path), tarfile.open(path) as archive:
         files = {m.name.rsplit("/")[-1]: m for m in archive.getmembers() if m.isfile()}
         train = sorted(name for name in files if re.fullmatch(r"(data_batch_\d|train)\.bin", name))
@@ -144,7 +144,7 @@ def read_cifar(path: Path, prefix: str) -> Arrays:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes arrays to an .npz file, whole or not at all."""
+    """Write arrays to an .npz file, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
@@ -158,10 +158,10 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Fetches `url` into `path` with a progress bar, and refuses what has another checksum.
+    """Download `url` to `path` with a progress bar, and refuse content with another checksum.
 
-    The checksum is of the content: of a .gz file that is what is inside, since the same content is in
-    circulation under several gzip headers. Archives (.tar.gz) are checked as they are.
+    The checksum is of the content: for a .gz file, of what is inside, since the same content circulates
+    with several gzip headers. Archives (.tar.gz) are checked as they are.
     """
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(path, "wb") as file:
@@ -170,7 +170,7 @@ def download(url: str, path: Path, sha256: str) -> None:
         raise DataError(f"{url} could not be fetched ({error})") from error
     found = _content_sha256(path)
     if found != sha256:
-        raise DataError(f"{url} gave other content than expected: its sha256 is {found}, not {sha256}; nothing is kept")
+        raise DataError(f"{url} gave unexpected content: its sha256 is {found}, not {sha256}; nothing was kept")
 
 
 def _copy_with_progress(response: Any, file: IO[bytes], name: str) -> None:
@@ -185,7 +185,7 @@ def _copy_with_progress(response: Any, file: IO[bytes], name: str) -> None:
             copied += len(block)
             progress.update(task, completed=copied)
     if total is not None and copied != total:
-        raise ValueError(f"{copied} of {total} bytes came")
+        raise ValueError(f"only {copied} of {total} bytes arrived")
 
 
 def _content_sha256(path: Path) -> str:
@@ -207,12 +207,12 @@ def _one_of(members: Mapping[str, tarfile.TarInfo], *names: str) -> tarfile.TarI
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
     if file is None:
-        raise ValueError(f"{member.name} is no file")
+        raise ValueError(f"{member.name} is not a file")
     return file.read()
 
 
 def _cifar_records(content: bytes, prefix: str) -> tuple[Array, Array]:
-    labels = 2 if prefix == "cifar100" else 1  # of CIFAR-100 each image has a coarse and a fine one
+    labels = 2 if prefix == "cifar100" else 1  # in CIFAR-100 each image has a coarse and a fine label
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, labels + 3072)
-    images = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # as every .npz: (N, H, W, 3)
+    images = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # as in every .npz: (N, H, W, 3)
     return np.ascontiguousarray(images), records[:, labels - 1].copy()

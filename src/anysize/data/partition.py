@@ -1,8 +1,7 @@
-"""Who has what: a data set divided among clients, each share made only when it is drawn.
+"""A data set divided among clients; each client's share is made only when the client is drawn.
 
-A partition is one array of sample indices, grouped by client, and the offset at which each client begins; a
-client that is never drawn costs eight bytes. Every choice is derived from the seed and depends on nothing
-else.
+A partition is one array of sample indices, ordered by client, and the offset at which each client begins; a
+client that is never drawn costs eight bytes. Every choice follows from the seed and depends on nothing else.
 
 The splits:
 
@@ -11,7 +10,7 @@ The splits:
 | iid | equally many samples, drawn from all (sizes differ by at most one) |
 | classes | samples of exactly k classes, equally many of each |
 | dirichlet | a mix of classes drawn from Dirichlet(alpha), in equal or unequal sizes |
-| natural | what one writer, role or domain made |
+| natural | the samples of one data group: a writer, role or domain |
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from anysize.rng import derive
 Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 SMALLEST_SHARE = 10
-"""With unequal Dirichlet sizes nobody has fewer samples, unless an equal share is smaller."""
+"""With unequal Dirichlet sizes no client has fewer samples, unless an equal share is smaller."""
 
 
 class Shares(ABC):
-    """Each client's own data, made only when it is drawn.
+    """Each client's data, made only when the client is drawn.
 
     >>> shares = split(Data(train=(np.zeros((10, 2)), [0, 1] * 5)), clients=5)
     >>> len(shares), shares.samples(0), shares.classes_of(0).tolist()
@@ -56,24 +55,24 @@ class Shares(ABC):
 
     @abstractmethod
     def group_of(self, client: int) -> str | None:
-        """The name of the group (writer, role, domain) whose data a client has, in a natural split."""
+        """The name of the data group (writer, role, domain) of a client in a natural split, else None."""
 
     def classes_of(self, client: int) -> Tensor:
-        """The classes in a client's training samples, sorted; empty where labels are not classes."""
+        """The classes in a client's training samples, sorted; empty if labels are not classes."""
         labels = self.share(client).train.labels()
         return classes_in(labels) if has_classes(labels) else torch.empty(0, dtype=torch.int64)
 
 
 class PartitionedShares(Shares):
-    """Shares of one data set, by an index array grouped by client and the offset at which each begins.
+    """Shares of one data set, from an index array ordered by client and the offset at which each client begins.
 
     Args:
-        data: what is divided.
+        data: the data set.
         index: (n,) sample indices, client after client.
         offsets: (clients + 1,), client c has `index[offsets[c]:offsets[c + 1]]`.
         validation: the fraction of each share that is held out.
-        seed: from which, with the client's number, it follows which samples those are.
-        groups: the name of each client's group, in a natural split.
+        seed: together with the client's number, decides which samples are held out.
+        groups: the name of each client's data group, in a natural split.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class PartitionedShares(Shares):
         return len(self._offsets) - 1
 
     def share(self, client: int) -> Share:
-        """The data of one client: views, no copies."""
+        """The data of one client, as views without copies."""
         start, end = self._bounds(client)
         own = self._index[start:end]
         held = self._held_out(len(own))
@@ -112,7 +111,7 @@ class PartitionedShares(Shares):
         return end - start - self._held_out(end - start)
 
     def group_of(self, client: int) -> str | None:
-        """The name of a client's group in a natural split, else None."""
+        """The name of a client's data group in a natural split, else None."""
         return None if self._groups is None else self._groups[_checked(client, len(self))]
 
     def _held_out(self, own: int) -> int:
@@ -126,7 +125,7 @@ class PartitionedShares(Shares):
 
 
 class DeviceShares(Shares):
-    """Shares that each device brings itself: `loader(device)` gives one, and is called only for who is drawn.
+    """Shares that devices load: `loader(device)` returns one, and is called only for devices that are drawn.
 
     >>> shares = DeviceShares(lambda device: Share(train=([[float(device)]], [0])), clients=3)
     >>> shares.share(2).train.batch(torch.tensor([0]))[0].tolist()
@@ -144,13 +143,13 @@ class DeviceShares(Shares):
         return self._clients
 
     def share(self, client: int) -> Share:
-        """The share that the loader gives for this device."""
+        """The share that the loader returns for this device."""
         share = self._loader(_checked(client, len(self)))
         self._samples[client] = len(share.train)
         return share
 
     def samples(self, client: int) -> int:
-        """The number of training samples of one device, known once it has been drawn."""
+        """The number of training samples of one device; loads its share."""
         if client not in self._samples:
             self.share(client)
         return self._samples[client]
@@ -161,7 +160,7 @@ class DeviceShares(Shares):
 
 
 class RemoteShares(Shares):
-    """Shares that are on devices elsewhere: nothing is known of them here, not even their size.
+    """Shares on remote devices: nothing is known about them here, not even their size.
 
     >>> RemoteShares(3).samples(0)
     1
@@ -174,14 +173,14 @@ class RemoteShares(Shares):
         return self._clients
 
     def share(self, client: int) -> Share:
-        """No share: the data never leaves its device."""
+        """Always an error: the data never leaves its device."""
         raise DataError(
-            f"the data of client {client} is on its device and stays there; what needs it must run on the fleet "
+            f"the data of client {client} stays on its device; whatever needs it must run on the fleet "
             '(data.name = "devices")'
         )
 
     def samples(self, client: int) -> int:
-        """One: how many there are is not known, so that all count alike."""
+        """One, since the number of samples is unknown; so all clients count equally."""
         return 1
 
     def group_of(self, client: int) -> str | None:
@@ -202,19 +201,19 @@ def split(
     fraction: float = 1.0,
     seed: int = 0,
 ) -> Shares:
-    """The shares of `clients` clients of the training part, the same for the same seed.
+    """The training samples divided among `clients` clients; the same seed gives the same shares.
 
     Args:
-        data: what is divided; its test part is not touched.
-        clients: how many; may be None in a natural split, which then has one for each group.
+        data: the data set; its test part is not touched.
+        clients: how many; may be None in a natural split, which then has one for each data group.
         split: "iid", "classes", "dirichlet" or "natural".
         classes_per_client: for "classes": how many distinct classes each client has.
-        unbalance: for "classes": the part of a share that each client has of its classes after the first (LotteryFL).
+        unbalance: for "classes": each client has one class whole and this fraction of each other (LotteryFL).
         alpha: for "dirichlet": small is skewed (0.1), large is even (100).
         equal: for "dirichlet": all clients have equally many samples.
         validation: the fraction of each share that the client holds out, at least one sample of two.
         fraction: the fraction of the training samples that is used at all.
-        seed: from which every choice is derived.
+        seed: every choice follows from it.
 
     >>> data = Data(train=(np.zeros((60, 2)), np.arange(60) % 6))
     >>> shares = split(data, 10, "classes", classes_per_client=2, seed=1)
@@ -228,7 +227,7 @@ def split(
     if split == "natural":
         index, offsets, names = _natural(_groups(data), clients, fraction, rng)
         return PartitionedShares(data, index, offsets, validation, seed, names)
-    assert clients is not None  # `_setting_problems` has refused it for every split but the natural one
+    assert clients is not None  # `_setting_problems` refuses None for every split but the natural one
     used = _used(len(data.train), fraction, rng)
     if clients > len(used):
         raise DataError(f"{clients} clients cannot share {len(used)} samples; use at most {len(used)} clients")
@@ -252,12 +251,12 @@ SPLITS = ("classes", "dirichlet", "iid", "natural")
 
 
 def class_shares(supply: Indices, clients: int, per_client: int, rng: np.random.Generator) -> Indices:
-    """Samples of each class for each client, (clients, classes): `per_client` classes each, in equal shares.
+    """How many samples of each class each client has, (clients, classes): `per_client` classes each, in equal lots.
 
-    Client after client takes one share of each of the `per_client` classes with most shares left, ties
-    broken at random (the rule of FLANC's authors). Taking from the fullest always leaves distinct classes
-    for the rest if that is possible at all. A share is as large as it can be for there to be enough of
-    them, where a class gives no more than one to a client.
+    Client after client takes one lot of each of the `per_client` classes with the most lots left, ties broken at
+    random (the rule of FLANC's authors). Taking from the fullest classes always leaves distinct classes for the
+    remaining clients if that is possible at all. Lots are as large as they can be while there are enough for all
+    clients, given that a client takes at most one lot of a class.
 
     >>> class_shares(np.array([4, 4]), 4, 1, np.random.default_rng(0)).sum(axis=0).tolist()
     [4, 4]
@@ -274,10 +273,10 @@ def class_shares(supply: Indices, clients: int, per_client: int, rng: np.random.
 
 
 def unbalanced(counts: Indices, rate: float, rng: np.random.Generator) -> Indices:
-    """The counts with one class of each client whole and its others cut to a part: the quantity skew of LotteryFL.
+    """The counts, with one class of each client whole and its others cut to `rate`: the quantity skew of LotteryFL.
 
-    LotteryFL draws shards of one class each and may give a client two of the same; here classes are distinct. Samples
-    that are cut off stay unused, as there.
+    LotteryFL draws shards of one class each and may give a client two of the same class; here a client's classes are
+    distinct. Samples that are cut off stay unused in both.
 
     >>> unbalanced(np.array([[10, 10, 0]]), 0.5, np.random.default_rng(0)).sum()
     np.int64(15)
@@ -290,10 +289,10 @@ def unbalanced(counts: Indices, rate: float, rng: np.random.Generator) -> Indice
 
 
 def equal_mixes(supply: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
-    """Samples of each class for each client, (clients, classes): equal sizes, mixes from Dirichlet(alpha).
+    """How many samples of each class each client has, (clients, classes): equal sizes, mixes from Dirichlet(alpha).
 
-    Each client draws its mix and then its samples by it; where a class has run out, the rest is drawn among
-    the classes that are left. Clients choose in random order, since who comes late has less to choose from.
+    Each client draws a mix of classes and then its samples from that mix; if a class has run out, the rest is drawn
+    from the classes that are left. Clients draw in random order, since late ones have fewer samples to choose from.
 
     >>> equal_mixes(np.array([50, 50]), 4, 0.5, np.random.default_rng(0)).sum(axis=1).tolist()
     [25, 25, 25, 25]
@@ -311,9 +310,9 @@ def equal_mixes(supply: Indices, clients: int, alpha: float, rng: np.random.Gene
 
 
 def dealt_classes(supply: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
-    """Samples of each class for each client, (clients, classes): each class dealt out by Dirichlet(alpha).
+    """How many samples of each class each client has, (clients, classes): each class divided by Dirichlet(alpha).
 
-    Sizes come out unequal. Who has too little for a share takes from the client that has most.
+    Clients get unequal sizes. A client with too few samples takes some from the client that has most.
 
     >>> dealt_classes(np.array([50, 50]), 4, 0.5, np.random.default_rng(0)).sum()
     np.int64(100)
@@ -334,9 +333,9 @@ def dealt_classes(supply: Indices, clients: int, alpha: float, rng: np.random.Ge
 
 
 def deal(labels: Indices, counts: Indices) -> tuple[Indices, Indices]:
-    """Positions in `labels` grouped by client, and each client's offset, such that `counts` are met.
+    """Positions in `labels` ordered by client, and each client's offset, so that each client gets its `counts`.
 
-    Within a class samples go out in the order of `labels`: shuffle before, not here.
+    Within a class, samples are dealt in the order of `labels`: shuffle before calling this.
 
     >>> deal(np.array([0, 1, 0, 1]), np.array([[1, 0], [1, 2]]))
     (array([0, 2, 1, 3]), array([0, 1, 4]))
@@ -361,10 +360,10 @@ def _natural(
     if wanted < len(names):
         chosen = np.sort(rng.permutation(len(names))[:wanted])
         names, members = names[chosen], [members[g] for g in chosen]
-    users = np.diff(_even_offsets(wanted, len(names)))  # clients of each group
+    users = np.diff(_even_offsets(wanted, len(names)))  # clients of each data group
     short = [f"{n} ({len(m)} samples, {u} clients)" for n, m, u in zip(names, members, users) if len(m) < u]
     if short:
-        raise DataError(f"groups with fewer samples than clients: {', '.join(short[:5])}; use fewer clients")
+        raise DataError(f"data groups with fewer samples than clients: {', '.join(short[:5])}; use fewer clients")
     shares = [share for own, count in zip(members, users) for share in np.array_split(own, count)]
     offsets = _offsets(np.array([len(share) for share in shares]))
     return np.concatenate(shares), offsets, tuple(str(name) for name in np.repeat(names, users))
@@ -377,7 +376,7 @@ def _largest_share(supply: Indices, clients: int, per_client: int) -> int:
     if not enough(1):
         scarce = ", ".join(f"{c} ({n})" for c, n in enumerate(supply) if 0 < n < clients)
         raise DataError(
-            f"{clients} clients of {per_client} classes each cannot all be served; classes with fewer "
+            f"there are too few samples for {clients} clients of {per_client} classes each; classes with fewer "
             f"samples than clients: {scarce or 'none'}; use fewer clients or classes_per_client, "
             "or split = 'dirichlet'"
         )
@@ -389,10 +388,10 @@ def _largest_share(supply: Indices, clients: int, per_client: int) -> int:
 
 
 def _open_mix(mix: Any, left: Indices) -> Any:
-    """A client's mix over the classes that have samples left; if its own have none, what is left as it is."""
+    """A client's mix over the classes that have samples left; if none of its classes has, the mix of what is left."""
     open_mix = mix * (left > 0)
     total = open_mix.sum()
-    # A denormal sum would not divide to probabilities that add up to one.
+    # Division by a denormal sum would not give probabilities that add up to one.
     return open_mix / total if total > 1e-12 else left / left.sum()
 
 
@@ -413,13 +412,15 @@ def _setting_problems(
     if clients is not None and clients < 1:
         problems.append(f"clients is {clients}; at least 1 is needed")
     if not 0 <= validation < 1:
-        problems.append(f"validation is {validation}; a fraction from 0 to below 1 can be")
+        problems.append(f"validation is {validation}; allowed: a fraction from 0 to below 1")
     if not 0 < fraction <= 1:
-        problems.append(f"fraction is {fraction}; a fraction above 0 up to 1 can be")
+        problems.append(f"fraction is {fraction}; allowed: a fraction above 0 up to 1")
     if split == "natural" and groups_of(data.train) is None:
-        problems.append("split = 'natural' needs data with groups (writers, roles, domains), and these have none")
+        problems.append("split = 'natural' needs data with groups (writers, roles, domains); this data has none")
     if split in ("classes", "dirichlet") and not has_classes(data.train.labels()):
-        problems.append(f"split = '{split}' needs one class per sample, and these labels are not; use iid or natural")
+        problems.append(
+            f"split = '{split}' needs one class per sample; these labels are not classes; use iid or natural"
+        )
         return problems
     if split == "classes":
         problems += _classes_problems(data, classes_per_client)
@@ -433,13 +434,13 @@ def _classes_problems(data: Data, classes_per_client: int | None) -> list[str]:
     if classes_per_client is None:
         return ["classes_per_client is not given; split = 'classes' needs it"]
     if not 1 <= classes_per_client <= present:
-        return [f"classes_per_client is {classes_per_client}; with {present} classes, 1 to {present} can be"]
+        return [f"classes_per_client is {classes_per_client}; allowed: 1 to {present}, since {present} classes exist"]
     return []
 
 
 def _groups(data: Data) -> Any:
     groups = groups_of(data.train)
-    assert groups is not None  # `_setting_problems` has refused data without
+    assert groups is not None  # `_setting_problems` refuses data without groups
     return groups
 
 

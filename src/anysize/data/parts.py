@@ -1,8 +1,8 @@
 """Samples that can be drawn by index, and the two things made of them: a data set and a device's share.
 
-A part keeps its samples as they are stored (`uint8` images, `int32` tokens, a lazy `Dataset`) and gives a
-batch only when asked for one; `to_input` makes of a batch what a network receives. Nothing is copied on the
-way in where the memory can be shared.
+A part keeps its samples as they are stored (`uint8` images, `int32` tokens, a lazy `Dataset`) and returns a
+batch only on request; `to_input` converts a batch to what a network receives. Inputs are not copied if their
+memory can be shared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anysize.errors import DataError
 from anysize.rng import derive
 
 CHANNELS = (1, 3, 4)
-"""Channel counts by which an image axis is told from a spatial one."""
+"""Sizes by which the channel axis of an image is told from a spatial axis."""
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -30,8 +30,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 class Part(Protocol):
     """Samples that can be drawn by index.
 
-    Any object with these three methods is one; if it also has an attribute `group` (one name or number per
-    sample: the writer, role or domain), it can be split naturally.
+    Any object with these three methods is a part. If it also has an attribute `group` (the data group of each
+    sample, a name or number: the writer, role or domain), it can be split naturally.
 
     >>> isinstance(TensorPart([[0.0], [1.0]], [0, 1]), Part)
     True
@@ -55,10 +55,10 @@ PartLike: TypeAlias = "Part | tuple[Any, Any] | Dataset[Any]"
 
 
 class TensorPart:
-    """A part held in memory as two tensors, sharing the memory of what is given where that is possible.
+    """A part held in memory as two tensors, which share the memory of the arrays given if possible.
 
-    `uint8` inputs of three or four axes are images and are seen as (N, C, H, W): (N, H, W) gains a channel
-    axis, (N, H, W, C) is permuted, without a copy. Everything else keeps its shape.
+    `uint8` inputs of three or four axes are images and become views of shape (N, C, H, W): (N, H, W) gains a
+    channel axis, (N, H, W, C) is permuted. Everything else keeps its shape.
 
     >>> part = TensorPart(np.zeros((5, 28, 28), np.uint8), [0, 1, 2, 3, 4])
     >>> x, y = part.batch(torch.tensor([4, 0]))
@@ -118,7 +118,7 @@ class DatasetPart:
         return len(self.dataset)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples at `index`, each drawn now: x as the data set gives it, y as int64 or float32."""
+        """The samples at `index`, drawn one by one: x as the data set returns it, y as int64 or float32."""
         items = [self._item(i) for i in index.tolist()]
         if not items:
             raise DataError("an empty batch was asked of a Dataset, which cannot say what shape it would have")
@@ -130,7 +130,7 @@ class DatasetPart:
         return as_images(x), y if y.is_floating_point() else y.long()
 
     def labels(self) -> Tensor:
-        """Every y, in order. Drawn once and kept; from `dataset.targets` where that proves to hold them."""
+        """Every y, in order; drawn once and cached, or taken from `dataset.targets` if that holds them."""
         if self._labels is None:
             known = self._declared_labels()
             self._labels = as_targets(self._drawn_labels(range(len(self))) if known is None else known)
@@ -146,8 +146,8 @@ class DatasetPart:
         return torch.stack([self._item(i)[1] for i in indices])
 
     def _declared_labels(self) -> Tensor | None:
-        # Many data sets keep their labels in `targets`, which saves decoding every image. It is only believed
-        # where it agrees with samples really drawn, since a target transform may stand between.
+        # Many data sets keep their labels in `targets`, which saves decoding every image. Use it only if it
+        # agrees with some drawn samples, since a target transform may change labels.
         targets = getattr(self.dataset, "targets", None)
         if not isinstance(targets, list | tuple | np.ndarray | Tensor) or len(targets) != len(self):
             return None
@@ -179,7 +179,7 @@ class SubsetPart:
 
     @property
     def group(self) -> Array | None:
-        """The groups of the samples seen, or None."""
+        """The data group of each sample of the view, or None."""
         group = groups_of(self.part)
         return None if group is None else group[self.index.numpy()]
 
@@ -197,18 +197,20 @@ class SubsetPart:
 
 @dataclass(frozen=True, init=False, eq=False)
 class Data:
-    """A whole data set: a part to train on, perhaps one to test on, and what is known of them.
+    """A whole data set: a part to train on, perhaps one to test on, and facts about them.
 
     Parts are given as (x, y), as a map-style `Dataset`, or as any `Part`. They are checked once, here.
 
     Attributes:
-        train: the samples that are split among the clients. test: the server's test samples, or None.
-        classes: the number of classes, or the vocabulary; from the integer labels if not given.
-        class_names: one name per class, or None. mean: per channel, of inputs in [0, 1]; None means that
-        inputs are not normalised. std: likewise. checksum: sha256 of the arrays, so that the same data has
-        the same one wherever it came from; empty for a
-            `Dataset`, which would have to be drawn whole.
-        source: where it came from, for people.
+        train: the samples that are split among the clients.
+        test: the server's test samples, or None.
+        classes: the number of classes, or the size of the vocabulary; derived from integer labels if not given.
+        class_names: one name per class, or None.
+        mean: the mean of each channel, for inputs in [0, 1]; None means that inputs are not normalised.
+        std: the standard deviation of each channel, or None.
+        checksum: sha256 of the arrays, the same for the same data wherever it came from; empty for a `Dataset`,
+            which would have to be drawn whole.
+        source: where the data came from, for people to read.
 
     >>> data = Data(train=(np.zeros((4, 8, 8), np.uint8), [0, 1, 2, 1]))
     >>> data.classes, data.input_shape, len(data.train)
@@ -263,7 +265,7 @@ class Data:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a network gives per sample or position: one a class, or one a real target.
+        """How many numbers a network returns per sample or position: one per class, or one per real target.
 
         >>> Data(train=([[0.0], [1.0]], [[0.5, 0.1, 0.2], [0.1, 0.3, 0.9]])).outputs
         3
@@ -276,7 +278,7 @@ class Data:
 
 @dataclass(frozen=True, init=False, eq=False)
 class Share:
-    """One device's own data: what it trains on, and what it holds out to judge itself.
+    """One device's data: the samples that it trains on, and those that it holds out for evaluation.
 
     >>> share = Share(train=([[0.0], [1.0]], [0, 1]), held_out=([[2.0]], [1]))
     >>> len(share.train), len(share.held_out)
@@ -305,7 +307,7 @@ def to_input(x: Tensor) -> Tensor:
     """
     if x.is_complex():
         raise DataError("complex inputs are not supported; give real and imaginary parts as channels")
-    # One memory layout, however the samples are stored: the layout changes the last bits of a convolution.
+    # Use one memory layout, however the samples are stored: the layout changes the last bits of a convolution.
     x = x.contiguous()
     if x.dtype == torch.uint8:
         return x.to(torch.float32).div_(255)
@@ -319,7 +321,7 @@ def input_shape(part: Part) -> tuple[int, ...]:
 
 
 def groups_of(part: Part) -> Array | None:
-    """The group (writer, role, domain) of each sample of a part, or None where it has none."""
+    """The data group (writer, role, domain) of each sample of a part, or None if it has none."""
     group = getattr(part, "group", None)
     return None if group is None else np.asarray(group)
 
@@ -339,7 +341,7 @@ def classes_in(labels: Tensor) -> Tensor:
 
 
 def as_part(value: PartLike) -> Part:
-    """A part made of a pair of arrays or a map-style `Dataset`; a part as it is."""
+    """A part made of a pair of arrays or a map-style `Dataset`; a `Part` is returned as it is."""
     if isinstance(value, Part):
         return value
     if isinstance(value, tuple) and len(value) == 2:
@@ -353,7 +355,7 @@ def as_part(value: PartLike) -> Part:
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """A CPU tensor of a tensor, array, list, number or image object, over its memory where that can be."""
+    """A CPU tensor from a tensor, array, list, number or image object; it shares their memory if possible."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     array = np.asarray(value)
@@ -361,15 +363,15 @@ def as_tensor(value: Any, name: str) -> Tensor:
         raise DataError(f"{name} holds {array.dtype}, which is no number type; encode it as integers or floats first")
     if array.dtype.byteorder not in "=|":
         array = array.astype(array.dtype.newbyteorder("="))
-    # torch shares memory only if it may write to it, and knows no negative strides.
+    # torch shares memory only if it may write to it, and does not support negative strides.
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     tensor = torch.from_numpy(array if shareable else array.copy())
-    # A list of Python floats is float64 only because numpy has no other word for it.
+    # A list of Python floats is float64 only because numpy has no other type for it.
     return tensor.float() if tensor.dtype == torch.float64 and isinstance(value, list | tuple) else tensor
 
 
 def as_images(x: Tensor) -> Tensor:
-    """`uint8` images seen as (N, C, H, W), without a copy; anything else as it is."""
+    """`uint8` images as a view of shape (N, C, H, W); anything else as it is."""
     if x.dtype != torch.uint8 or x.ndim not in (3, 4):
         return x
     if x.ndim == 3:
@@ -379,7 +381,7 @@ def as_images(x: Tensor) -> Tensor:
 
 
 def as_targets(y: Tensor) -> Tensor:
-    """Targets in the type that losses take: classes int64, other integers as stored, the rest float32."""
+    """Targets in the type that losses need: classes int64, other integers as stored, the rest float32."""
     if y.is_floating_point() or y.dtype == torch.bool:
         return y.to(torch.float32)
     return y.to(torch.int64) if y.ndim <= 1 else y
@@ -388,7 +390,7 @@ def as_targets(y: Tensor) -> Tensor:
 def channel_statistics(part: Part, samples: int = 10_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel of `uint8` images scaled to [0, 1], over a fixed sample.
 
-    Sums are of integers and thus exact: the result is the same on every machine.
+    The sums are over integers and thus exact: the result is the same on every machine.
 
     >>> channel_statistics(TensorPart(np.full((2, 4, 4), 255, np.uint8), [0, 1]))
     ((1.0,), (1.0,))
@@ -401,7 +403,7 @@ def channel_statistics(part: Part, samples: int = 10_000) -> tuple[tuple[float, 
     values = torch.arange(256).double() / 255
     means = [float(h @ values / h.sum()) for h in histograms]
     deviations = [float((h @ (values - m) ** 2 / h.sum()).sqrt()) for h, m in zip(histograms, means)]
-    # A constant channel has nothing to scale; dividing by one leaves it centred.
+    # A constant channel needs no scaling; dividing by one leaves it centred.
     return tuple(round(m, 6) for m in means), tuple(round(d, 6) or 1.0 for d in deviations)
 
 
@@ -450,12 +452,12 @@ def _part_problems(parts: dict[str, Part]) -> list[str]:
 
 
 def _finite(x: Tensor) -> bool:
-    # One sum is far cheaper than a test of each entry; it can overflow, but never hide what is not finite.
+    # One sum is far cheaper than testing each entry; it can overflow, but it never hides a value that is not finite.
     return not x.is_floating_point() or bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def _labels_at_hand(part: Part, classes: int | None) -> Tensor | None:
-    # With the number of classes given there is no need to draw a whole lazy data set for its labels.
+    # If the number of classes is given, a lazy data set need not be drawn whole for its labels.
     return part.labels() if classes is None or isinstance(part, TensorPart) else None
 
 
@@ -463,7 +465,7 @@ def _class_count(parts: dict[str, Part]) -> int | None:
     labels = [part.labels() for part in parts.values()]
     if any(y.is_floating_point() for y in labels):
         return None
-    # Where every token is predicted, the vocabulary is that of inputs and targets together.
+    # If every token is predicted, the vocabulary covers inputs and targets together.
     tokens = [p.x for p in parts.values() if isinstance(p, TensorPart) and p.x.shape == p.y.shape and p.y.ndim > 1]
     return 1 + max(int(y.max()) for y in [*labels, *tokens])
 
@@ -481,7 +483,7 @@ def _label_problems(parts: dict[str, Part], classes: int | None) -> list[str]:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
             problems.append(
-                f"{name}: labels run from {low} to {high}; with {classes} classes 0 to {classes - 1} can be"
+                f"{name}: labels run from {low} to {high}; allowed with {classes} classes: 0 to {classes - 1}"
             )
     return problems
 

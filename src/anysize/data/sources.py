@@ -1,9 +1,9 @@
-"""Data sets by name: bundled, from a package, from files, by download, or from the user's own function.
+"""Data sets by name: bundled, from a package, from files, by download, or from a user's function.
 
-A set is looked for in Debian's package where there is one, then as NAME.npz in $ANYSIZE_DATA and in the
-cache, and is fetched into the cache where a public address is known. NAME.npz holds `x_train`, `y_train`,
-and where there are any `x_test`, `y_test`, `group_train`, `group_test`, `class_names`: images `uint8`, (N,
-H, W) or (N, H, W, 3).
+A data set is looked for in Debian's package if there is one, then as NAME.npz in $ANYSIZE_DATA and in the
+cache; if its public address is known, it is downloaded into the cache. NAME.npz holds `x_train`, `y_train`
+and, if there are any, `x_test`, `y_test`, `group_train`, `group_test`, `class_names`. Images are `uint8`,
+(N, H, W) or (N, H, W, 3).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IDX_FILES = {
     "y_test": "t10k-labels-idx1-ubyte.gz",
 }
 
-# sha256 of what is inside each .gz file, and of the CIFAR archives as they are.
+# sha256 of the content inside each .gz file, and of the CIFAR archives as they are.
 FASHION_SHA256 = {
     "x_train": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "y_train": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -73,18 +73,18 @@ FASHION_NAMES = (
 )
 
 DeviceLoader = Callable[..., Share]
-"""Gives the share of one device; called with the device."""
+"""Returns the share of one device; called with the device."""
 
 
 def load(name: str, options: Mapping[str, Any] | None = None) -> Data | DeviceLoader:
-    """The data set of that name, or what the user's own function gives.
+    """The data set of that name, or what a user's function returns.
 
-    A function `load(**options)` gives the whole set, which is split among the clients. A function whose
-    first parameter is `device`, `load(device, **options)`, gives one device's share: it is not called here,
-    but returned with its options filled in.
+    A function `load(**options)` returns the whole data set, which is then split among the clients. A function
+    whose first parameter is `device`, `load(device, **options)`, returns one device's share: it is not called
+    here, but returned with its options filled in.
 
     Args:
-        name: of `datasets()`, of a file NAME.npz, or "package.module:function".
+        name: a name from `datasets()`, the NAME of a file NAME.npz, or "package.module:function".
         options: keyword arguments of the source.
 
     >>> data = load("digits")
@@ -114,7 +114,7 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def datasets() -> list[tuple[str, str]]:
-    """Every data set that can be named, and one line on it; sets found as files come after the known ones.
+    """Every data set's name, and one line on it; data sets found as files come after the built-in ones.
 
     >>> dict(datasets())["digits"]
     'Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.'
@@ -128,9 +128,9 @@ def digits() -> Data:
     """Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.
 
     The digits that come with scikit-learn, scaled from 0..16 to 0..255. A fifth of each class, always the
-    same, is the test part.
+    same samples, is the test part.
     """
-    from sklearn.datasets import load_digits  # a second and a half that only this data set needs
+    from sklearn.datasets import load_digits  # takes a second and a half, and only this data set needs it
 
     bundle = load_digits()
     x = np.rint(bundle.images * (255 / 16)).astype(np.uint8)
@@ -216,16 +216,16 @@ def digits_domains(
     """Digits of several domains (MNIST, USPS, MNIST-M) in one size and in colour, grouped by domain.
 
     Args:
-        domains: names of sets, each of images of the same classes.
-        size: to which height and width all are resampled.
-        per_domain: at most so many training samples of each, the same for every run.
-        test_per_domain: at most so many test samples of each.
+        domains: names of data sets of images, all with the same classes.
+        size: the height and width to which all images are resampled.
+        per_domain: at most so many training samples of each domain, the same in every run.
+        test_per_domain: at most so many test samples of each domain.
     """
     numbers = [number for number in (size, per_domain, test_per_domain) if number is not None]
     if min(numbers) < 1 or len(set(domains)) != len(domains) or not domains:
         raise DataError(
             f"digits-domains: size {size}, per_domain {per_domain}, test_per_domain {test_per_domain}, domains "
-            f"{list(domains)}; numbers of at least 1 are needed, and distinct names"
+            f"{list(domains)}; allowed: numbers of at least 1, and distinct names"
         )
     sets = {name: load(name) for name in domains}
     train, test = [], []
@@ -242,19 +242,19 @@ def digits_domains(
 def shakespeare(sequence_length: int = 80, minimum_samples: int = 1, test_fraction: float = 0.2) -> Data:
     """Shakespeare's plays by speaking role: the next character at every position; needs shakespeare.jsonl.gz.
 
-    A sample is `sequence_length` characters and, as its target, the same moved on by one. Samples of a role
-    follow each other without overlap; the last part of each role's text is for testing. The vocabulary is
-    every character of the corpus, whichever roles are used.
+    A sample is `sequence_length` characters and, as its target, the same text shifted by one character. Samples
+    of a role follow each other without overlap; the last part of each role's text is for testing. The
+    vocabulary is every character of the corpus, whichever roles are used.
 
     Args:
         sequence_length: characters per sample.
         minimum_samples: roles with fewer training samples are left out.
-        test_fraction: of each role's text.
+        test_fraction: the fraction of each role's text that is for testing.
     """
     if sequence_length < 1 or minimum_samples < 1 or not 0 <= test_fraction < 1:
         raise DataError(
             f"shakespeare: sequence_length {sequence_length}, minimum_samples {minimum_samples}, "
-            f"test_fraction {test_fraction}; numbers of at least 1 are needed, and a fraction below 1"
+            f"test_fraction {test_fraction}; allowed: numbers of at least 1, and a fraction below 1"
         )
     path = _located("shakespeare", "shakespeare.jsonl.gz", 'one JSON object a line with "user" and "text"')
     roles = {str(row["user"]): str(row["text"]) for row in files.read_json_lines(path, ["user", "text"])}
@@ -281,13 +281,13 @@ def shakespeare(sequence_length: int = 80, minimum_samples: int = 1, test_fracti
 
 
 def imdb(vocabulary: int = 10_000, length: int = 200) -> Data:
-    """Film reviews and whether they praise: words as tokens, 2 classes; needs imdb.jsonl.xz.
+    """Film reviews, positive or negative: words as tokens, 2 classes; needs imdb.jsonl.xz.
 
     Token 0 pads at the front, 1 is any word outside the vocabulary, the others are the words of the
-    training part from the most frequent on.
+    training part, the most frequent first.
 
     Args:
-        vocabulary: how many tokens there are, the two special ones included.
+        vocabulary: how many tokens there are, including the two special ones.
         length: words per review; longer ones are cut.
     """
     if vocabulary < 3 or length < 1:
@@ -305,12 +305,12 @@ def imdb(vocabulary: int = 10_000, length: int = 200) -> Data:
 
 
 def stored(name: str, held_out: float = 0.0) -> Data:
-    """The set that lies as NAME.npz in one of the search folders.
+    """The data set that is stored as NAME.npz in one of the search folders.
 
     Args:
-        name: of the file, without its ending. held_out: where the file has no test part: the fraction of
-        each writer's samples (or, without writers, of
-            each class) that becomes one.
+        name: the name of the file, without its ending.
+        held_out: if the file has no test part, the fraction of each writer's samples (or, without writers, of
+            each class) that becomes the test part.
     """
     path = files.locate(f"{name}.npz")
     if path is None:
@@ -320,14 +320,14 @@ def stored(name: str, held_out: float = 0.0) -> Data:
 
 
 def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
-    """The data set in arrays named as in an .npz file; images get their statistics per channel."""
+    """The data set in arrays named as in an .npz file; for images, with their statistics per channel."""
     problems = [f"there is no {key}" for key in ("x_train", "y_train") if key not in arrays]
     if ("x_test" in arrays) != ("y_test" in arrays):
-        problems.append("of x_test and y_test there is only one")
+        problems.append("x_test and y_test belong together; there is only one of them")
     if not 0 <= held_out < 1:
-        problems.append(f"held_out is {held_out}; a fraction from 0 to below 1 can be")
+        problems.append(f"held_out is {held_out}; allowed: a fraction from 0 to below 1")
     elif held_out and "x_test" in arrays:
-        problems.append("held_out is for sets without a test part, and this has one")
+        problems.append("held_out is for data sets without a test part; this one has a test part")
     if problems:
         raise DataError(f"{source}: {'; '.join(problems)}")
     if held_out:
@@ -349,7 +349,7 @@ def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
 
 
 def from_function(name: str, function: Any, options: Mapping[str, Any]) -> Data | DeviceLoader:
-    """What the user's own function gives, as in `load`; `name` is for messages."""
+    """What a user's function returns, as in `load`; `name` is for error messages."""
     function = _function(name, function)
     per_device = _per_device(function)
     problems = option_problems(f"data set '{name}'", function, options, given=["device"] if per_device else [])
@@ -360,7 +360,7 @@ def from_function(name: str, function: Any, options: Mapping[str, Any]) -> Data 
         return partial(_share_of, name, function, options)
     data = function(**options)
     if not isinstance(data, Data):
-        raise DataError(f"data set '{name}' gave a {type(data).__name__}; it must give an anysize.Data")
+        raise DataError(f"data set '{name}' returned a {type(data).__name__}; it must return an anysize.Data")
     return data
 
 
@@ -393,7 +393,8 @@ def _per_device(function: Callable[..., Any]) -> bool:
 def _share_of(name: str, function: Callable[..., Any], options: dict[str, Any], device: Any) -> Share:
     share = function(device, **options)
     if not isinstance(share, Share):
-        raise DataError(f"data set '{name}' gave a {type(share).__name__}; for a device it must give an anysize.Share")
+        kind = type(share).__name__
+        raise DataError(f"data set '{name}' returned a {kind}; for a device it must return an anysize.Share")
     return share
 
 
@@ -457,7 +458,7 @@ def _with_test(arrays: Arrays, fraction: float) -> Arrays:
 
 
 def _held_out(strata: Array, fraction: float, purpose: str) -> Array:
-    """Which samples are held out: the fraction of every stratum, always the same ones."""
+    """Which samples are held out: the fraction of every stratum, always the same samples."""
     order = np.random.Generator(np.random.PCG64(derive(purpose, len(strata)))).permutation(len(strata))
     _, code, counts = np.unique(strata, return_inverse=True, return_counts=True)
     by_stratum = order[np.argsort(code[order], kind="stable")]
@@ -483,7 +484,7 @@ def _domain(name: str, part: Part, size: int, limit: int | None) -> Arrays:
 def _resized(x: torch.Tensor, size: int) -> torch.Tensor:
     if x.shape[2:] == (size, size):
         return x
-    # Filtered, so that shrinking averages pixels rather than dropping them.
+    # With a filter, so that shrinking averages pixels rather than drops them.
     smooth = functional.interpolate(x.float(), (size, size), mode="bilinear", antialias=True)
     return smooth.round().clamp(0, 255).to(torch.uint8)
 
@@ -491,7 +492,7 @@ def _resized(x: torch.Tensor, size: int) -> torch.Tensor:
 def _windows(tokens: Array, length: int) -> Array:
     count = max(0, (len(tokens) - 1) // length)
     starts = np.arange(count)[:, None] * length
-    windows: Array = tokens[starts + np.arange(length + 1)]  # (count, length + 1): with the character after it
+    windows: Array = tokens[starts + np.arange(length + 1)]  # (count, length + 1): with the next character
     return windows
 
 

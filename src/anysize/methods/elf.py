@@ -1,4 +1,4 @@
-"""eLF: a device trains fewer blocks and fewer weights, looked up for its budget; what is missing comes back as zeros.
+"""eLF: a device trains as many blocks and weights as a table says for its budget; missing ones come back as zeros.
 
 Farcas, Chen, Wang, Marculescu. "Model Elasticity for Hardware Heterogeneity in Federated Learning Systems".
 FedEdge 2022.
@@ -15,18 +15,18 @@ FedEdge 2022.
     L                       len(sparsities)
 
 Equation index: Algorithm 1, line 4, iterative magnitude pruning -> `ELF.tabulate`; Eq. (3), the look-up ->
-`ELF.choices`, of which an experiment takes the first that fits; line 10, phi(omega * m) -> `ELF.extract`; line 13 ->
+`ELF.choices` (an experiment takes the first choice that fits); line 10, phi(omega * m) -> `ELF.extract`; line 13 ->
 `ELF.aggregate`.
 
-Departures: theta is measured on a fifth of the proxy data that pruning did not train on, since on what it trained on
-every network is nearly perfect. A block that nobody of a round holds keeps its values: the mean of zeros alone would
-end it, and in a network without shortcuts everything after it. Running statistics of batch-norm are averaged over those
-who have them; zeros are no statistics. `average = "holders"` averages every entry only over the clients that trained
-it. Zeros for a convolution without a shortcut do not make it the identity that its removal was, they end the signal;
-`fill = "identity"` does what zeros do in a residual network. Widths are beyond the paper: a narrowed entry is averaged
-over its holders, as HeteroFL does. The paper does not say what is pruned, or how often: here weights of layers, the
-head among them, compared over all layers, one iteration for each of `sparsities`. A mask goes down with its values and
-does not come back.
+Departures: theta is measured on a fifth of the proxy data, held out from pruning, since every network is nearly perfect
+on the data that it was trained on. A block that no client of a round holds keeps its values: the mean of zeros alone
+would silence it and, in a network without shortcuts, everything after it. Running statistics of batch-norm are averaged
+over the clients that have them, since zeros are not statistics. `average = "holders"` averages every entry only over
+the clients that trained it. A removed block is the identity, but a convolution of zeros without a shortcut is not: it
+ends the signal. `fill = "identity"` does there what zeros do in a residual network. Widths are beyond the paper: a
+narrowed entry is averaged over its holders, as in HeteroFL. The paper does not say what is pruned, or how often: here
+the weights of layers, including the head, are compared over all layers, with one iteration for each of `sparsities`. A
+mask goes down with its values and does not come back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from anysize.table import Entry, Table
 from anysize.wire import Tensors
 
 _VALUES, _MASK = "values/", "mask/"
-_SLACK = 1e-9  # 0.6 * 5 is 3.0000000000000004, and a third of three blocks may be a little below one
+_SLACK = 1e-9  # for rounding: a capacity of a third times three blocks may be a little below one
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class ELF(Method[ELFState]):
 
     Attributes:
         depths: how many blocks of every stage may be trained; empty for every number.
-        widths: the parts of the channels that may be trained; more than 1.0 is beyond the paper.
-        sparsities: the parts of the weights that masks set to zero, rising; 0.0 is the network without a mask.
+        widths: the fractions of the channels that may be trained; any but 1.0 are beyond the paper.
+        sparsities: the fractions of the weights that masks set to zero, rising; 0.0 is the network without a mask.
         scope: whether pruning compares weights over all layers ("global") or within each ("layer").
-        proxy: the part of the training data that the server prunes and judges with; 0 for no table: nothing is pruned,
-            and the largest size that fits is the best.
-        proxy_epochs: of each training on it.
+        proxy: the fraction of the training data with which the server prunes and judges; 0 for no table: nothing is
+            pruned, and the largest size that fits is the best.
+        proxy_epochs: how many epochs each training on the proxy data takes.
         average: "all": removed blocks and masked weights count as zeros (or what `fill` says); "holders": every entry
             is averaged over the clients that trained it.
-        fill: what stands for removed blocks when "all" are averaged: "zeros", "identity" (passes its input on, also
+        fill: what replaces removed blocks when "all" are averaged: "zeros", "identity" (passes its input on, also
             without a shortcut), "replicate" (the block before), "random".
-        table: a file for the look-up table, relative to the experiment file: read if it is there, else made and
+        table: a file for the look-up table, relative to the experiment file: read if it exists, else computed and
             written.
     """
 
@@ -131,7 +131,7 @@ class ELF(Method[ELFState]):
         return context.sizes
 
     def sized(self, context: Context, capacity: float) -> Size:
-        """That part of the depth, under the mask that did best there."""
+        """The size with that fraction of the full depth, and the mask that did best at that depth."""
         affordable = max(1, math.floor(capacity * full_depth(context.stages) + _SLACK))
         depths = self._depths(context)
         depth = max((d for d in depths if d <= affordable), default=depths[0])
@@ -139,19 +139,19 @@ class ELF(Method[ELFState]):
         return replace(best, name=repr(float(capacity)))
 
     def choices(self, context: Context) -> Sequence[Size]:
-        """Eq. (3): the entries of the table by proxy accuracy; without a table dense networks, the largest first."""
+        """Eq. (3): the table's entries, the most accurate first; without a table dense networks, the largest first."""
         if context.table is not None:
             return [entry.size for entry in context.table.best_first]
         return sorted(self._shapes(context), key=lambda size: size.order, reverse=True)
 
     def tabulate(self, context: Context) -> Table | None:
-        """Algorithm 1, lines 3 to 5: every depth and width pruned step by step, each step judged."""
+        """Algorithm 1, lines 3 to 5: every depth and width pruned step by step, with the accuracy of each step."""
         if self.proxy == 0:
             return None
         if context.proxy is None:
             raise MethodError(
-                "elf prunes on data at the server, and here each device has its own; name a finished table's file in "
-                "method.table, or set method.proxy = 0 and method.sparsities = [0.0]"
+                "elf prunes on data that the server holds, but here the data stays on the devices; name the file of a "
+                "finished table in method.table, or set method.proxy = 0 and method.sparsities = [0.0]"
             )
         entries = [entry for size in self._shapes(context) for entry in self._series(context, context.proxy, size)]
         return Table(tuple(entries))
@@ -184,7 +184,7 @@ class ELF(Method[ELFState]):
                 yield Entry(replace(size, mask=ticket.sparsity), ticket.accuracy, bits)
 
     def init(self, context: Context) -> ELFState:
-        """The given weights, and the table's masks; those of a finished run are in its checkpoint."""
+        """The given weights, and the table's masks; a finished run has its masks in the checkpoint."""
         return ELFState(dict(context.start()), {key(s): self._bits(context, s) for s in context.sizes if s.mask})
 
     def _bits(self, context: Context, size: Size) -> Tensors:
@@ -199,7 +199,7 @@ class ELF(Method[ELFState]):
         return self._message(client, tensors, state.masks.get(key(client.size), {}))
 
     def _message(self, client: Client, tensors: Tensors, bits: Tensors) -> SubModel:
-        """Algorithm 1, line 10: the weights that the mask leaves, and the mask."""
+        """Algorithm 1, line 10: the weights that the mask keeps, and the mask."""
         named = {_MASK + name: own for name, own in bits.items()}
         depth, mask = client.size.depth, client.size.mask
         sent = sparse(tensors, bits) | named
@@ -212,7 +212,7 @@ class ELF(Method[ELFState]):
         for name, own in bits.items():
             weight = network.get_parameter(name)
             if weight.requires_grad and not own.is_meta:
-                # No gradient, no momentum, no decay of zero: a masked weight stays zero.
+                # Without a gradient, momentum stays zero too, and zero does not decay: a masked weight stays zero.
                 weight.register_hook(_Masked(unpack(own, weight.shape)))  # type: ignore[no-untyped-call]
         return network
 
@@ -222,7 +222,7 @@ class ELF(Method[ELFState]):
         return sum(sent.get(name, count) for name, count in trained.items())
 
     def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
-        """The weights that the mask leaves; the server has the mask."""
+        """The weights that the mask keeps; the server has the mask."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in named_tensors(module)}
         bits = masks_in(sub_model)
         if any(own.is_meta for own in bits.values()):
@@ -252,7 +252,7 @@ class ELF(Method[ELFState]):
         )
 
     def _restored(self, context: Context, update: Update, size: Size, tensors: Tensors) -> Tensors:
-        """phi^{-1}: what stands for the removed blocks, but for running statistics."""
+        """phi^{-1}: the tensors that replace the removed blocks, except running statistics."""
         buffers = {name for name, _ in context.template.named_buffers()}
         missing = {n: t for n, t in context.start().items() if n not in tensors and n not in buffers}
         random = generator(context.seed, int(update.ticket["round"]), int(update.ticket["client"]), "fill")
@@ -275,7 +275,7 @@ class ELF(Method[ELFState]):
         return [f"elf: masks and choices come from {self.proxy:.0%} of the training data, which the server must hold"]
 
     def _depths(self, context: Context) -> list[int]:
-        """The depths that may be trained, smallest first; refuses a model of which nothing can be removed."""
+        """The depths that may be trained, smallest first; refuses a model without removable blocks."""
         full = full_depth(context.stages)
         if full == 1 and set(self.widths) == {1.0}:
             raise MethodError(f"elf: {why_none(context.template)}")
@@ -295,7 +295,7 @@ class ELF(Method[ELFState]):
 
 
 def key(size: Size) -> str:
-    """What a mask belongs to.
+    """The key of a size's mask in the state.
 
     >>> key(Size(1.0, depth=2, mask=0.5))
     '2 1.0 0.5'
@@ -304,18 +304,18 @@ def key(size: Size) -> str:
 
 
 def sparse(tensors: Tensors, bits: Tensors) -> Tensors:
-    """The tensors as they travel: of a masked one only the values that stay."""
+    """The tensors as a message holds them: of a masked tensor only the values that stay."""
     plain = {name: tensor for name, tensor in tensors.items() if name not in bits}
     return plain | {_VALUES + name: take_values(tensors[name], own) for name, own in bits.items()}
 
 
 def dense(tensors: Mapping[str, Tensor], bits: Tensors, like: Mapping[str, Tensor]) -> Tensors:
-    """The tensors of a message, masked ones whole again: the inverse of `sparse`.
+    """The tensors of a message, with zeros where a mask dropped values: the inverse of `sparse`.
 
     Args:
-        tensors: of the message.
+        tensors: the message's tensors.
         bits: the packed masks.
-        like: tensors of the shapes wanted.
+        like: tensors with the full shapes.
     """
     missing = [name for name in bits if _VALUES + name not in tensors]
     if missing:
@@ -330,7 +330,7 @@ def masks_in(message: SubModel) -> Tensors:
 
 
 def _trained(context: Context, update: Update) -> Size:
-    """The size that an update says it has, refused if this fleet does not train it."""
+    """The size that an update claims; refuses a size that this fleet does not train."""
     sizes = {size.label: size for size in context.sizes}
     if update.label not in sizes:
         raise MethodError(
@@ -341,7 +341,7 @@ def _trained(context: Context, update: Update) -> Size:
 
 @dataclass(frozen=True)
 class _Masked:
-    """A hook on a gradient: none for masked weights."""
+    """A hook that sets the gradient of masked weights to zero."""
 
     mask: Tensor
 

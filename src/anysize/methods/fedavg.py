@@ -1,11 +1,11 @@
-"""FedAvg: every client trains the same network, the server takes the mean weighted by data.
+"""FedAvg: every client trains the same network, and the server takes the mean weighted by samples.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from Decentralized
 Data". AISTATS 2017.
 
-In a fleet of unequal devices there are two ways to use it, both baselines of the methods here: give everybody the
-network that the weakest device can train, or pretend that every device can train every width and train one network for
-each (an upper bound that no real fleet reaches).
+In a fleet of unequal devices there are two ways to use it, both baselines of the methods here: give every client the
+network that the weakest device can train, or pretend that every device can train every width and train one network per
+width (an upper bound that no real fleet reaches).
 
 Equation index: Algorithm 1, w_{t+1} = sum_k (n_k / n) w_k -> `FedAvg.aggregate`.
 
@@ -73,7 +73,7 @@ class FedAvg(Method[FedAvgState]):
 
     def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
         sent = dict(enumerate(self._widths(context)))
-        if client.task != "train":  # one network is asked about, not all
+        if client.task != "train":  # other jobs concern one network, not all
             asked = next((i for i, width in sent.items() if width == client.size.width), 0)
             sent = {asked: sent[asked]}
         networks = {i: state.networks[_key(width)] for i, width in sent.items()}
@@ -86,7 +86,7 @@ class FedAvg(Method[FedAvgState]):
         return fill(Networks({str(i): context.skeleton(widths[i]) for i in numbers}), sub_model.tensors)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
-        """One group a network: they share nothing, not even the norm to which gradients are clipped."""
+        """One parameter group per network, since networks share nothing, not even the norm for clipping gradients."""
         networks = [[p for p in network.parameters() if p.requires_grad] for network in module.children()]
         return [ParameterGroup(parameters) for parameters in networks if parameters]
 

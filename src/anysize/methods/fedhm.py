@@ -1,4 +1,4 @@
-"""FedHM: a weak client trains the most important kernels of every layer, the server averages what the kernels make.
+"""FedHM: a weak client trains the most important kernels of every layer; the server averages the recomposed weights.
 
 Yao, Pan, Wan, Jin, Sun. "FedHM: Efficient Federated Learning for Heterogeneous Models via Low-rank Factorization".
 arXiv:2111.14655, 2021. It is also OrthDrop, the baseline of PriSM (Niu et al. 2023): ordered dropout in the space of
@@ -12,15 +12,15 @@ principal kernels.
 Equation index: the decomposition and its two shapes -> `elastic.kernels.principal_kernels`; the mean of the recomposed
 weights -> `FedHM.aggregate`; the decay of the product -> `elastic.kernels.Factorised.regulariser`.
 
-No channel is left out, so activations do not shrink, and a factorised layer holds one more of them than a whole one. A
-client of capacity 1 trains the network as it is. The finished full network is the server's weight; one of a smaller
-size has weights of a smaller rank, but as many entries.
+No channel is left out, so activations do not shrink, and a factorised layer holds one activation more than a whole
+layer. A client of capacity 1 trains the network as it is. The finished full network has the server's weights; one of a
+smaller size has weights of lower rank, but of the same shape.
 
 Departures: `reshape = "rows"` is the matrix (N, M k^2) of PriSM's OrthDrop, "square" the (N k, M k) of FedHM's code,
 which takes round(N / factor) kernels where this takes ceil(keep min(N, M k^2)). The first layer and 1 x 1 convolutions
-are whole in both; FedHM's code leaves more of the early layers whole: name them in [model] keep. Its classifier weights
-rows by the classes that a client holds without dividing by their sum, which shrinks them; [tricks] classwise_head
-divides. Its pseudo-client is an option.
+are whole in both; FedHM's code leaves more of the early layers whole: name them in [model] keep. Its code weights the
+classifier's rows by the classes that a client holds but does not divide by the sum of these weights, which shrinks the
+rows; [tricks] classwise_head divides. Its pseudo-client is an option.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from anysize.wire import Tensors
 
 @dataclass(frozen=True)
 class FedHMState:
-    """The full network's tensors, and the kernels that constrained clients get of its inner weights."""
+    """The full network's tensors, and the kernels of its inner weights that constrained clients get."""
 
     tensors: Tensors
     left: Tensors
@@ -73,11 +73,11 @@ class FedHMState:
 
 @dataclass(frozen=True)
 class FedHM(Method[FedHMState]):
-    """The top kernels for everybody (OrthDrop).
+    """The top kernels for every client (OrthDrop).
 
     Attributes:
         reshape: the matrix of a convolution: "rows" (N, M k^2) or "square" (N k, M k).
-        frobenius: times training.weight_decay, the decay of the product of the factors; 0 is off.
+        frobenius: the decay of the product of the factors, as a multiple of training.weight_decay; 0 is off.
         pseudo_client: in a round without a client of capacity 1, the server's weights count as one more client's.
     """
 
@@ -102,7 +102,7 @@ class FedHM(Method[FedHMState]):
             raise MethodError("fedhm: " + "; ".join(problems))
 
     def sizes(self, context: Context) -> Sequence[Size]:
-        """The trained sizes and the full network, which the mean of the recomposed weights is."""
+        """The trained sizes and the full network, whose weights are the mean of the recomposed ones."""
         return context.sizes if context.largest.width == 1 else (*context.sizes, Size(1.0))
 
     def init(self, context: Context) -> FedHMState:
@@ -121,7 +121,7 @@ class FedHM(Method[FedHMState]):
         return factorised_network(skeleton, sub_model.tensors, self.frobenius * context.training.weight_decay)
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
-        """Factors have no weight decay of their own, which would not be a decay of their product."""
+        """The factors have no weight decay, since decaying each factor would not decay their product."""
         assert isinstance(module, Factorised)
         return [ParameterGroup(module.dense()), ParameterGroup(module.factors(), decay=0.0)]
 
@@ -130,7 +130,7 @@ class FedHM(Method[FedHMState]):
         return step.objective(module, batch) + module.regulariser()
 
     def aggregate(self, context: Context, state: FedHMState, updates: Iterable[Update]) -> FedHMState:
-        """The mean of the weights that the clients' kernels make, and its kernels for the next round."""
+        """The mean of the weights that the clients' kernels make, and that mean's kernels for the next round."""
         mean = StreamingMean(state.tensors, context.axes.head)
         whole, total, count = False, 0.0, 0
         for update in checked(context, updates):
@@ -147,14 +147,14 @@ class FedHM(Method[FedHMState]):
     def customize(self, context: Context, state: FedHMState, size: Size) -> nn.Module:
         largest = max((s.width for s in context.sizes if s.width < 1), default=1.0)
         if size.width != 1 and not 0 < size.width <= largest:
-            raise MethodError(f"fedhm: size {size.width:g} was asked for; there are 1 and those up to {largest:g}")
+            raise MethodError(f"fedhm: size {size.width:g} was asked for; allowed: 1, or sizes up to {largest:g}")
         return fill(context.skeleton(1.0), state.tensors | recomposed(*truncated(state, size.width)))
 
     def notices(self, context: Context) -> list[str]:
         return factorising_notices(context, "fedhm", "every client trains the rest whole, whatever its capacity")
 
     def _check(self, state: FedHMState, update: Update, own: Mapping[str, Tensors]) -> None:
-        """Refuses factors that are not of the shapes that were sent; a product would not show it."""
+        """Refuse factors whose shapes are not those that were sent; their product would not show it."""
         left, right = truncated(state, float(update.ticket["keep"]))
         wanted = {name: tensor.shape for name, tensor in named(left, right, {}).items()}
         given = {name: tensor.shape for name, tensor in named(own["left"], own["right"], {}).items()}
@@ -165,7 +165,7 @@ class FedHM(Method[FedHMState]):
             )
 
     def _kernels(self, context: Context, tensors: Tensors) -> tuple[Tensors, Tensors]:
-        """The kernels of the largest constrained client; none where nobody is constrained."""
+        """The kernels of the largest constrained client; none if no client is constrained."""
         keep = max((size.width for size in context.sizes if size.width < 1), default=None)
         left: Tensors = {}
         right: Tensors = {}
@@ -177,7 +177,7 @@ class FedHM(Method[FedHMState]):
 
 
 def truncated(state: FedHMState, keep: float) -> tuple[Tensors, Tensors]:
-    """The kernels of a client with that keep ratio, the most important ones; none at 1, where weights stay whole."""
+    """The most important kernels, as many as a client with that keep ratio gets; none at 1: weights stay whole."""
     if keep == 1:
         return {}, {}
     counts = {name: rank(state.tensors[name].shape, keep) for name in state.left}

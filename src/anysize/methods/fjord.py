@@ -1,4 +1,4 @@
-"""FjORD: ordered dropout. At every batch a client trains one of the widths that it can hold, drawn at random.
+"""FjORD: ordered dropout. For every batch a client draws one of the widths that it can hold, and trains that one.
 
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane. "FjORD: Fair and Accurate Federated Learning under
 Heterogeneous Targets with Ordered Dropout". NeurIPS 2021.
@@ -20,11 +20,11 @@ never mix: with [tricks] batch_norm = "tracked" a client holds statistics of eve
 Departures:
 - The aggregation weights clients by their samples, as the authors' code for Flower does; the paper writes a plain mean.
   [tricks] weighting has both.
-- Distillation into the largest width from itself has no gradient, so where the largest is drawn only its own loss
-  counts. The paper weights the two losses by alpha and a temperature; the authors' code for Flower has neither.
-- Entries that a drawn width does not hold get gradients of zero, so momentum and weight decay move them: as in the
-  authors' code, where they are part of the same tensors.
-- A width that was never trained has the statistics of the next larger trained one.
+- Distilling the largest width into itself gives no gradient, so when the largest is drawn only its own loss counts. The
+  paper weights the two losses by alpha and a temperature; the authors' code for Flower has neither.
+- Entries that a drawn width does not hold get gradients of zero, so momentum and weight decay still move them. So they
+  do in the authors' code, where they are part of the same tensors.
+- A width that was never trained uses the statistics of the next larger trained one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from anysize.wire import Json, Tensors
 
 @dataclass(frozen=True)
 class FjORDState:
-    """The full network's tensors but for running statistics, which every width has of its own."""
+    """The full network's tensors without running statistics, and each width's running statistics."""
 
     tensors: Tensors
     statistics: dict[str, Tensors]
@@ -70,7 +70,7 @@ class FjORD(Method[FjORDState]):
     """Ordered dropout over nested widths.
 
     Attributes:
-        distillation: train the client's largest width on the data at every batch, and the drawn one on its answers.
+        distillation: on every batch, train the client's largest width on the data and the drawn width on its answers.
     """
 
     distillation: bool = False
@@ -101,7 +101,7 @@ class FjORD(Method[FjORDState]):
         return fill(module, {name: t for name, t in sub_model.tensors.items() if name.startswith(needed)})
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """The loss of a width drawn at random; section 3.2 with the largest one as its teacher."""
+        """The loss of a width drawn at random; with distillation (section 3.2) the largest width is its teacher."""
         assert isinstance(module, Nested)
         drawn = step.choose(len(module))
         if not self.distillation:
@@ -133,7 +133,7 @@ class FjORD(Method[FjORDState]):
     def customize(self, context: Context, state: FjORDState, size: Size) -> nn.Module:
         if not 0 < size.width <= context.largest.width:
             raise MethodError(
-                f"fjord: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}"
+                f"fjord: width {size.width:g} was asked for; this fleet trained widths up to {context.largest.width:g}"
             )
         width = min(float(key) for key in state.statistics if float(key) >= size.width)
         small, large = context.axes.kept(size.width), context.axes.kept(width)
@@ -148,7 +148,7 @@ class FjORD(Method[FjORDState]):
 
 
 def _statistics(context: Context, width: float) -> list[tuple[str, str]]:
-    """(the prefix in a message, the key in the state) of the statistics that a client of `width` holds."""
+    """(prefix in a message, key in the state) of each width whose statistics a client of `width` holds."""
     *inner, largest = widths_up_to(context, width)
     return [*((f"inner.{i}.", _key(w)) for i, w in enumerate(inner)), ("network.", _key(largest))]
 
@@ -160,7 +160,7 @@ def _parts(context: Context, update: Update) -> dict[str, Tensors]:
     for name, tensor in update.tensors.items():
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
         if prefix is None:
-            raise MethodError(f"fjord: an update holds '{name}', which begins with none of {', '.join(prefixes)}")
+            raise MethodError(f"fjord: an update holds '{name}'; allowed: names that begin with {', '.join(prefixes)}")
         parts[prefix][name.removeprefix(prefix)] = tensor
     return parts
 

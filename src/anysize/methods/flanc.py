@@ -17,15 +17,15 @@ Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonal
 What is composed: every trained weight with at least two axes whose outputs change with the width and whose inputs are
 another layer's outputs, except 1 x 1 convolutions: convolutions, linear, recurrent and attention weights. The rest of a
 width's network (norm layers, biases, the classifier, projections, frozen weights) is dense, belongs to the width and is
-averaged over its clients. A layer that no width changes, such as a stem that is kept whole, is one for all widths and
+averaged over its clients. All widths share a layer that no width changes, such as a stem that is kept whole; it is
 averaged over all clients.
 
 Departures:
-- The paper gives neither lambda nor its form in numbers; the authors' code has 10 times the *mean* of the squared
-  entries per layer, and that is the default here. `orthogonality_form = "sum"` is Eq. (3) to the letter.
+- The paper gives no value for lambda and does not say how the entries are reduced; the authors' code has 10 times the
+  *mean* of the squared entries per layer, the default here. `orthogonality_form = "sum"` is Eq. (3) to the letter.
 - The authors' code counts clients in both means; Eq. (4) weights by |D_k|, and so does this. [tricks] weighting has
   both.
-- The authors' code keeps a copy of an unscaled stem per width; `share_unscaled = false` does.
+- The authors' code keeps a copy of an unscaled stem per width, as `share_unscaled = false` does here.
 - R2 is at most 15/16 of the length R1 k^2 of a basis vector: more vectors cannot be orthogonal, and as many would save
   nothing. It only matters for linear and recurrent layers (k = 1), where 15/16 is what the paper's parameter counts
   imply.
@@ -34,8 +34,8 @@ Departures:
   slice.
 - The authors' code always mixes (a convolution with the basis, then a 1 x 1 one); which way is faster depends on the
   shapes, so a layer is computed the way that `elastic.basis.mixing_pays` says.
-- `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate` are none of the
-  paper's: experiments/flanc/study.md says what they change.
+- `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate` are not in the paper:
+  experiments/flanc/study.md says what they change.
 - A width that was never trained is a slice of the largest trained network: where the slice holds whole fragments it
   lies in the span of the basis already, so projecting it on the basis changes nothing.
 """
@@ -94,7 +94,7 @@ _RANK_CAP = 15 / 16
 
 @dataclass(frozen=True)
 class FLANCState:
-    """The shared basis, each width's coefficients and own dense tensors, and tensors of the full network for all."""
+    """The shared basis, each width's coefficients and dense tensors, and the full network's tensors that all share."""
 
     basis: Tensors
     coefficients: dict[str, Tensors]
@@ -122,13 +122,14 @@ class FLANC(Method[FLANCState]):
         basis_size: R2 as a fraction of a layer's full outputs.
         layers: other fractions for some weights: a pattern of names -> { basis_inputs = ..., basis_size = ... }.
         share_unscaled: layers that no width changes are averaged over all clients instead of per width.
-        ordered_dropout: at every batch a client trains one of the trained widths up to its own, drawn at random
-            (Horváth et al. 2021); it receives and sends the coefficients of all of them.
-        execution: "auto" computes each layer the faster way by a fixed rule on shapes, composing its weight or mixing
-            what the basis gives; "compose" and "mix" want one. Where a budget limits activations, all is composed.
-        share_dense: what is not composed (first layer, norms, classifier) is one network of which widths have slices,
-            averaged entry by entry as in HeteroFL, instead of one for each width.
-        start: "apart" draws every width's coefficients alone; "nested" makes them slices of the largest width's.
+        ordered_dropout: for every batch a client trains a random one of the trained widths up to its own (Horváth et
+            al. 2021); it receives and sends the coefficients of all of them.
+        execution: "auto" computes each layer the faster way by a fixed rule on shapes: it composes the weight, or mixes
+            the outputs of the basis; "compose" and "mix" force one way. If a budget limits activations, all layers are
+            composed.
+        share_dense: all widths share what is not composed (first layer, norms, classifier) as slices of one network,
+            averaged entry by entry as in HeteroFL, instead of one copy for each width.
+        start: "apart" draws every width's coefficients separately; "nested" makes them slices of the largest width's.
         average: the server averages "factors" as in Eq. (4), or "products": the composed weights per width, which are
             then factored again, all widths together.
         basis_rate: a factor on the learning rate of the basis.
@@ -215,7 +216,7 @@ class FLANC(Method[FLANCState]):
         return fill(Composed(skeleton, parts["basis"], parts["coefficients"], self._way(context)), sub_model.tensors)
 
     def _build_widths(self, context: Context, sub_model: SubModel) -> nn.Module:
-        """The networks of all widths that the client may draw; of the largest alone where it only runs that."""
+        """The networks of all widths that the client may draw; only the largest if the client runs no other."""
         by_width = _by_width(context, sub_model.tensors, sub_model.width)
         basis = _parts(by_width[-1][1])["basis"]
         if sub_model.finished:
@@ -229,7 +230,7 @@ class FLANC(Method[FLANCState]):
         return fill(module, {name: t for name, t in sub_model.tensors.items() if name.startswith(prefixes)})
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """Eq. (3), with ordered dropout of a width drawn at random."""
+        """Eq. (3); with ordered dropout, for a width drawn at random."""
         if isinstance(module, ComposedWidths):
             module = module.at(step.choose(len(module)))
         assert isinstance(module, Composed)
@@ -239,14 +240,14 @@ class FLANC(Method[FLANCState]):
         return loss + self.orthogonality * orthogonality_loss(module.basis.values(), self.orthogonality_form)
 
     def aggregate(self, context: Context, state: FLANCState, updates: Iterable[Update]) -> FLANCState:
-        """Eq. (4): the basis over all clients, coefficients and dense tensors over the clients of their width."""
+        """Eq. (4): the mean basis over all clients, mean coefficients and dense tensors over the clients of a width."""
         head = context.axes.head
         basis, shared = StreamingMean(state.basis), StreamingMean(state.shared, head)
         own = {width: StreamingMean(self._averaged(state.basis, u)) for width, u in state.coefficients.items()}
         dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
         for update in checked(context, updates):
             if _key(update.width) not in own:
-                raise MethodError(f"flanc: an update has width {_key(update.width)}; trained are {', '.join(own)}")
+                raise MethodError(f"flanc: an update has width {_key(update.width)}; allowed: {', '.join(own)}")
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for width, tensors in self._networks(context, update):
                 parts, kept = _parts(tensors), context.axes.kept(width)
@@ -275,7 +276,7 @@ class FLANC(Method[FLANCState]):
             return fill(context.skeleton(size.width), composed_tensors(context, state, size.width))
         largest = max(_widths(context))
         if not 0 < size.width < largest:
-            raise MethodError(f"flanc: width {size.width:g} was asked for; trained were widths up to {largest:g}")
+            raise MethodError(f"flanc: width {size.width:g} was asked for; this fleet trained widths up to {largest:g}")
         blank = {name: torch.zeros_like(tensor) for name, tensor in fill_like(context).items()}
         full = paste(context, blank, composed_tensors(context, state, largest), largest)
         return fill(context.skeleton(size.width), cut(context, full, size.width))
@@ -295,7 +296,7 @@ class FLANC(Method[FLANCState]):
         return grams | columns
 
     def ways(self, context: Context, size: Size) -> Mapping[str, str]:
-        """The way of every composed weight, "compose" or "mix", as `build` does it."""
+        """How `build` computes each composed weight's layer: "compose" or "mix"."""
         basis, coefficients = {}, {}
         for name, f in self.factors(context).items():
             outputs, inputs, *kernel = _shape(context, name, size.width)
@@ -354,7 +355,7 @@ class FLANC(Method[FLANCState]):
         random = generator(context.seed, "coefficients", name, _key(drawn))
         whole = random_coefficients(outputs, inputs // basis.shape[1], len(basis), random)
         part = whole[: weight.shape[0], : weight.shape[1] // basis.shape[1]]
-        # Fewer inputs ask for larger weights: every width starts with Kaiming's variance.
+        # Fewer inputs need larger weights: every width starts with Kaiming's variance.
         return part * math.sqrt(whole.shape[1] / part.shape[1])
 
     def _shared(self, context: Context) -> list[str]:
@@ -375,7 +376,7 @@ def orthogonality_loss(bases: Iterable[Tensor], form: str = "sum") -> Tensor:
 
 
 def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
-    """One basis per weight for all widths, and every width's coefficients in it; `near` are bases to stay close to."""
+    """One basis per weight for all widths, close to the bases `near`, and every width's coefficients in it."""
     basis = {name: joint_basis([tensors[name] for tensors in weights.values()], near[name]) for name in near}
     return basis, {
         width: {name: project(weight, basis[name]) for name, weight in tensors.items()}
@@ -385,7 +386,7 @@ def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, 
 
 def unscaled_names(context: Context) -> list[str]:
     """Tensors of layers that no width changes."""
-    # Membership, not `elastic`: an axis of which only a part changes (a concatenation) changes all the same.
+    # Membership, not `elastic`: an axis changes even if only a part of it does (a concatenation).
     members = (member for group in context.axes.groups if not group.frozen for member in group.members)
     scaled = {member.name.rpartition(".")[0] for member in members}
     return [name for name in context.axes.shapes if name.rpartition(".")[0] not in scaled]
@@ -412,7 +413,7 @@ def _first_basis(context: Context, name: str, factors: Factors) -> Tensor:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a weight's name, or its layer's, ends in what the pattern describes."""
+    """Whether the pattern matches the end of a weight's name, or of its layer's name."""
     layer = name.rpartition(".")[0]
     return any(fnmatch(text, form) for text in (name, layer) for form in (pattern, f"*.{pattern}"))
 
@@ -430,7 +431,7 @@ def _key(width: float) -> str:
 
 
 def _own_tensors(state: FLANCState, width: float) -> Tensors:
-    """What a width has for itself, by the names of a message."""
+    """The tensors that belong to one width, under their names in a message."""
     own = {f"coefficients.{key(name)}": tensor for name, tensor in state.coefficients[_key(width)].items()}
     return own | {f"network.{name}": tensor for name, tensor in state.dense[_key(width)].items()}
 
@@ -443,7 +444,7 @@ def _by_width(context: Context, tensors: Mapping[str, Tensor], width: float) -> 
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in found if name.startswith(prefix)), None)
         if prefix is None:
-            raise MethodError(f"flanc: an update holds '{name}', which begins with none of {', '.join(found)}")
+            raise MethodError(f"flanc: an update holds '{name}'; allowed: names that begin with {', '.join(found)}")
         found[prefix][1][name.removeprefix(prefix)] = tensor
     return list(found.values())
 
@@ -454,7 +455,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
         if part not in parts:
-            raise MethodError(f"flanc: an update holds '{name}', which is neither basis, coefficients nor network")
+            raise MethodError(f"flanc: an update holds '{name}', which is neither basis nor coefficients nor network")
         parts[part][rest if part == "network" else unkey(rest)] = tensor
     return parts
 

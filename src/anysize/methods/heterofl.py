@@ -1,4 +1,4 @@
-"""HeteroFL: a client trains the first channels of every layer; the server averages each entry over those who hold it.
+"""HeteroFL: a client trains the first channels of every layer; the server averages each entry over its holders.
 
 Diao, Ding, Tarokh. "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients".
 ICLR 2021.
@@ -14,12 +14,12 @@ Equation index: Eqs. (1)-(3), the mean of every entry over the clients whose sub
 authors' code averages a classifier row only over clients that hold its class -> classwise_head, and counts clients
 rather than samples -> weighting = "clients".
 
-Departures: slices follow the width groups that tracing finds, instead of rules per architecture. The scaler stands
-after each convolution and linear layer whose outputs are narrowed; the authors put it there too, but between a
-convolution and its batch-norm, where it has almost no effect, it is left out where the two are neighbours in one
-container. The authors scale in training only and let the statistics of batch-norm absorb it in tests; here a small
-network scales always, folded into its weights when it is customised, since one without batch-norm would otherwise not
-be the network that was trained.
+Departures: slices follow the width groups that tracing finds, instead of rules per architecture. As in the authors'
+code, the scaler follows each convolution and linear layer whose outputs are narrowed. Here it is left out between a
+convolution and its batch-norm if the two are neighbours in one container, since it has almost no effect there. The
+authors scale in training only and let the statistics of batch-norm absorb it in tests. Here a small network always
+scales, and customising folds the scaler into its weights: without batch-norm it would otherwise not be the network that
+was trained.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class HeteroFL(Method[HeteroFLState]):
     """Prefix slices of one network.
 
     Attributes:
-        scaler: divide the outputs of narrowed layers by the width, as dropout does, so that the full
-            network sees activations of the size that its parts were trained on.
-        ordered_dropout: at every batch a client trains one of the trained widths up to its own, drawn at random
-            (Horváth et al. 2021), instead of its own.
+        scaler: divide the outputs of narrowed layers by the width, as dropout does, so that the full network sees
+            activations as large as those that its parts were trained on.
+        ordered_dropout: for every batch a client trains a random one of the trained widths up to its own (Horváth et
+            al. 2021), instead of always its own.
     """
 
     scaler: bool = True
@@ -99,7 +99,7 @@ class HeteroFL(Method[HeteroFLState]):
         return module
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """The task's loss; with ordered dropout that of a width drawn at random."""
+        """The task's loss; with ordered dropout, the loss of a width drawn at random."""
         return step.objective(module.at(step.choose(len(module))) if isinstance(module, Nested) else module, batch)
 
     def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
@@ -114,7 +114,8 @@ class HeteroFL(Method[HeteroFLState]):
     def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
         if not 0 < size.width <= context.largest.width:
             raise MethodError(
-                f"heterofl: width {size.width:g} was asked for; trained were widths up to {context.largest.width:g}"
+                f"heterofl: width {size.width:g} was asked for; this fleet trained widths up to "
+                f"{context.largest.width:g}"
             )
         network = fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
         return folded(context.axes, network, size.width) if self.scaler else network
@@ -124,9 +125,9 @@ class HeteroFL(Method[HeteroFLState]):
 
     @property
     def _prefix(self) -> str:
-        """Before the network's names in a message: the trained module holds several networks or is one."""
+        """The prefix of the network's names in a message: empty unless the trained module holds several networks."""
         return "network." if self.ordered_dropout else ""
 
     def _scaled(self, context: Context, network: nn.Module, width: float) -> nn.Module:
-        """The same network, changed in place, whose narrowed layers' outputs are divided by its width."""
+        """The network, changed in place: its narrowed layers divide their outputs by its width."""
         return scaled(context.axes, network, width) if self.scaler else network

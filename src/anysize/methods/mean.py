@@ -1,7 +1,7 @@
-"""Weighted means that stream: one update is folded in at a time, entries that nobody trained keep their value.
+"""Streaming weighted means: one update is folded in at a time; entries that no client trained keep their value.
 
 The mean is updated in place as m <- m + (w / W) (x - m), where W is the weight seen so far. So no copy per client is
-held, and an update that changes nothing leaves the very same bits.
+held, and an update that changes nothing leaves every bit the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Index = tuple[Tensor | None, ...]
 
 
 class StreamingMean:
-    """The weighted mean per entry of what clients hold of it.
+    """The weighted mean of every entry over the clients that hold it.
 
     >>> mean = StreamingMean({"w": torch.tensor([1.0, 5.0])})
     >>> mean.add({"w": torch.tensor([2.0])}, 1.0, {"w": (torch.tensor([0]),)})
@@ -29,10 +29,10 @@ class StreamingMean:
     """
 
     def __init__(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> None:
-        """Starts from the values before the round.
+        """Start from the values before the round.
 
         Args:
-            before: the tensors whose new values are sought; left untouched.
+            before: the tensors to average, with their old values; left untouched.
             head: names of the classifier's tensors and their class axis.
         """
         self._before = before
@@ -48,14 +48,14 @@ class StreamingMean:
         classes: Tensor | None = None,
         held: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Folds in one client's tensors.
+        """Fold in one client's tensors.
 
         Args:
-            tensors: what it sent, a part of the tensors or of their entries.
-            weight: its weight, positive.
-            index: per tensor and axis, which entries they are; None for whole tensors.
+            tensors: what the client sent: some of the tensors, or some of their entries.
+            weight: the client's weight, positive.
+            index: per tensor and axis, which entries were sent; None for whole tensors.
             classes: a factor per class on the weight of the classifier's rows.
-            held: of tensors that it holds only in part, which entries it holds, as a mask of their shape.
+            held: for tensors that the client holds in part, a mask of their shape with the entries that it holds.
         """
         for name, tensor in tensors.items():
             at = index[name] if index is not None else ()
@@ -69,19 +69,19 @@ class StreamingMean:
                 self._fold(name, tensor, share)
 
     def result(self) -> Tensors:
-        """The means, and the old values of tensors and entries that nobody sent."""
+        """The means, and the old values of tensors and entries that no client sent."""
         return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}
 
     def _check(self, name: str, tensor: Tensor, at: Index) -> None:
-        """Refuses what does not fit: a size of one would otherwise spread over its whole axis."""
+        """Refuse a tensor that does not fit: an axis of size one would otherwise broadcast silently."""
         if name not in self._before:
-            raise MethodError(f"an update holds '{name}', which the state does not")
+            raise MethodError(f"an update holds '{name}', which the state does not hold")
         full = self._before[name].shape
         shape = tuple(size if rows is None else len(rows) for size, rows in zip_longest(full, at))
         if tensor.shape != shape:
-            raise MethodError(f"an update's '{name}' has shape {tuple(tensor.shape)}; {shape} was asked for")
+            raise MethodError(f"an update's '{name}' has shape {tuple(tensor.shape)}; expected {shape}")
         if tensor.is_floating_point() != self._before[name].is_floating_point():
-            raise MethodError(f"an update's '{name}' holds {tensor.dtype}; {self._before[name].dtype} was asked for")
+            raise MethodError(f"an update's '{name}' holds {tensor.dtype}; expected {self._before[name].dtype}")
 
     def _share(self, name: str, tensor: Tensor, weight: float, classes: Tensor | None) -> Tensor:
         if classes is None or name not in self._head:
@@ -91,7 +91,7 @@ class StreamingMean:
         return (classes.to(self._precision(name)) * weight).reshape(shape)
 
     def _precision(self, name: str) -> torch.dtype:
-        """Of a tensor's mean and weights: its own, but single at least."""
+        """The precision of a tensor's mean and weights: the tensor's own, but at least single."""
         own = self._before[name].dtype
         return torch.promote_types(own, torch.float32) if own.is_floating_point else torch.float32
 

@@ -1,8 +1,8 @@
-"""OAT: one network learns many balances of accuracy and robustness at once; its norms depend on the balance asked for.
+"""OAT: one network learns many balances of accuracy and robustness at once; its norms depend on the chosen balance.
 
 Wang, Chen, Gui, Hu, Liu, Wang. "Once-for-All Adversarial Training: In-Situ Tradeoff between Robustness and Accuracy for
-Free". NeurIPS 2020. Federated as in Hong et al. (Split-Mix, ICLR 2022, section 5.2), whose baseline it is: by FedAvg,
-here at the width that the weakest device can train.
+Free". NeurIPS 2020. Hong et al. (Split-Mix, ICLR 2022, section 5.2) use it as a baseline, federated by FedAvg; so does
+this, at the width that the weakest device can train.
 
     paper           here                            shape
     lambda          OAT.robustness, one per sample  scalar from 0 (accurate) to 1 (robust)
@@ -15,12 +15,12 @@ Index: the objective, (1 - lambda) L(f(x), y) + lambda L(f(x + delta), y) over s
 sampling lambda -> `drawn`; the conditional layer gamma BN(x) + beta -> `elastic.film.Film`; dual batch-norm, BN_c for
 lambda = 0 and BN_a for all others -> `Conditional.given`; the network at one lambda -> `elastic.film.conditioned`.
 
-Departures: as in the authors' code, the part of a batch with lambda = 0 is fixed, not drawn, and those samples are not
-attacked. A conditional layer follows every batch-norm of a network, in the authors' networks every one but those of
-shortcuts. It begins as the identity, theirs at random, so that training goes on from learned weights; theirs also
-passes gamma and beta through one more LeakyReLU. The attack's step is [tricks] attack_step, theirs min(1.25 epsilon,
-epsilon + 4/255) / steps. A sample that is alone with its batch-norm stands twice in its batch. At a value of lambda a
-customised network holds one ordinary batch-norm for both parts, which changes no more than rounding.
+Departures: as in the authors' code, the number of samples of a batch with lambda = 0 is fixed, not drawn, and those
+samples are not attacked. A conditional layer follows every batch-norm of a network; in the authors' networks, every one
+except those of shortcuts. It begins as the identity, so that training can go on from learned weights; theirs begins at
+random and also passes gamma and beta through one more LeakyReLU. The attack's step is [tricks] attack_step, theirs
+min(1.25 epsilon, epsilon + 4/255) / steps. If one sample goes through a batch-norm alone, its batch holds it twice. A
+network customised for one lambda has one ordinary batch-norm for both parts, which changes no more than rounding.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def codes(count: int, length: int, random: torch.Generator) -> Tensor:
     >>> torch.allclose(found @ found.T, torch.eye(2), atol=1e-6)
     True
     """
-    # In double precision, so that the rounded numbers are the same wherever they are made.
+    # In double precision, so that the rounded numbers are the same on every machine.
     whole = torch.randn(length, length, generator=random, dtype=torch.float64)
     orthogonal, _ = torch.linalg.qr(whole)
     rows: Tensor = orthogonal[:count].float()
@@ -76,9 +76,9 @@ def codes(count: int, length: int, random: torch.Generator) -> Tensor:
 
 
 def drawn(values: Sequence[float], samples: int, random: torch.Generator) -> list[int]:
-    """Which of the `values` of lambda each sample of a batch gets, ascending; batches are shuffled already.
+    """Which of the `values` of lambda each sample of a batch gets, ascending, since batches are shuffled already.
 
-    Of 0 there are as many as of each other value on the average, rounded up; the others are drawn.
+    As many samples get 0 as each other value gets on average, rounded up; the rest are drawn.
 
     >>> drawn([0.0, 1.0], 5, torch.Generator())
     [0, 0, 0, 1, 1]
@@ -92,14 +92,14 @@ def drawn(values: Sequence[float], samples: int, random: torch.Generator) -> lis
 def weighed(
     outputs: Tensor, batch: Batch, places: Sequence[int], weight: Callable[[int], float], step: Step
 ) -> Tensor | float:
-    """One side of the objective: the mean over samples of the weight of each one's lambda times its loss.
+    """One side of the objective: the mean over samples of the sample's loss times the weight of its lambda.
 
     Args:
-        outputs: of one pass over all samples.
+        outputs: the outputs of one pass over all samples.
         batch: the samples.
-        places: which value of lambda each has, ascending.
-        weight: of such a value.
-        step: whose objective, a mean over samples, is asked once for each value.
+        places: which value of lambda each sample has, ascending.
+        weight: the weight of the value at a place.
+        step: its objective, a mean over samples, is computed once for each value.
     """
     total: Tensor | float = 0.0
     for place in sorted(set(places)):
@@ -112,11 +112,11 @@ def weighed(
 
 @dataclass(frozen=True)
 class OAT(Method[OATState]):
-    """One network for all, whose robustness is chosen when it is customised.
+    """One network for all clients, whose robustness is chosen when it is customised.
 
     Attributes:
-        robustness: the weights of the loss under attack that are trained side by side, lambda, ascending; a customised
-            network has one of them.
+        robustness: the values of lambda, the weight of the loss under attack, that are trained side by side, ascending;
+            a customised network has one of them.
         encoding: how many numbers encode one such value.
     """
 
@@ -153,7 +153,7 @@ class OAT(Method[OATState]):
         return fill(self._structure(context), sub_model.tensors)
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """The objective, by the batch-norm that a sample's lambda asks for."""
+        """The objective; each sample goes through the batch-norm for its lambda."""
         assert isinstance(module, Conditional)
         assert step.attack is not None
         samples = len(batch.y)
@@ -232,7 +232,7 @@ class OAT(Method[OATState]):
 
 
 class _Said(nn.Module):
-    """Says again what a network has said already, so that an objective can judge a part of it."""
+    """Returns outputs that a network has already computed, so that an objective can judge some of them."""
 
     def __init__(self, outputs: Tensor) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class _Said(nn.Module):
 
 
 def _paired(batch: Batch, places: list[int]) -> tuple[Batch, list[int]]:
-    """The samples; one alone twice, since it has no batch statistics. Means over them stay as they are."""
+    """The samples; a single one twice, since alone it has no batch statistics. Means over samples do not change."""
     if len(places) > 1:
         return batch, places
     return Batch(torch.cat([batch.x, batch.x]), torch.cat([batch.y, batch.y])), places * 2

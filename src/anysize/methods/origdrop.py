@@ -1,18 +1,18 @@
-"""OrigDrop: every client trains the first channels of every layer, and what nobody trains is zero in the end.
+"""OrigDrop: every client trains the first channels of every layer; what no client trains is zero in the end.
 
-The baseline of PriSM (Niu et al. 2023, section 4) that drops kernels in the original space, in an order, as HeteroFL
-(Diao et al. 2021) and FjORD (Horvath et al. 2021) do.
+A baseline of PriSM (Niu et al. 2023, section 4): it drops kernels in the original space, in order, as HeteroFL (Diao et
+al. 2021) and FjORD (Horvath et al. 2021) do.
 
     paper           here                            shape
     W               state.tensors                   full network
     keep ratio      size.width                      the first ceil(keep n) channels of every width group
 
 Equation index: the mean of every entry over the clients that have it -> `OrigDrop.aggregate`; the full network of a
-fleet in which nobody trains it -> `OrigDrop.customize`.
+fleet in which no client trains it -> `OrigDrop.customize`.
 
-Departures: the paper says that it follows HeteroFL; its authors' code has neither HeteroFL's scaler nor its masked
-loss nor its treatment of the classifier, and sets dropped kernels to zero on the server. So does this, in the finished
-full network: there `dropped = "kept"` leaves what nobody trained as it started.
+Departures: the paper says that it follows HeteroFL, but the authors' code has neither HeteroFL's scaler nor its masked
+loss nor its treatment of the classifier, and it sets dropped kernels to zero on the server. Here they are zero in the
+finished full network, unless `dropped = "kept"` leaves what no client trained as it started.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OrigDrop(Method[OrigDropState]):
     """Ordered dropout in the original space.
 
     Attributes:
-        dropped: what nobody trained is "zero" in the finished full network, or "kept" as it started.
+        dropped: what no client trained is "zero" in the finished full network, or "kept" as it started.
     """
 
     dropped: Literal["zero", "kept"] = "zero"
@@ -80,7 +80,7 @@ class OrigDrop(Method[OrigDropState]):
         return fill(context.skeleton(size.width), self._cut(context, state, size.width))
 
     def _cut(self, context: Context, state: OrigDropState, width: float) -> Tensors:
-        """The tensors of that width, without what no client can train."""
+        """The tensors of that width, without the entries that no client can train."""
         trained = context.largest.width
         if width <= trained or self.dropped == "kept":
             return cut(context, state.tensors, width)

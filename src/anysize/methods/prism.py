@@ -1,4 +1,4 @@
-"""PriSM: every client trains a few principal kernels of every layer, drawn by importance; nobody holds the full model.
+"""PriSM: every client trains a few principal kernels of every layer, drawn by importance; none holds the full model.
 
 Niu, Prakash, Kundu, Lee, Avestimehr. "Overcoming Resource Constraints in Federated Learning: Large Models Can Be
 Trained with only Weak Clients". Transactions on Machine Learning Research, 2023.
@@ -27,21 +27,23 @@ authors do. Recurrent weights have one decomposition over all gates, and their r
 
 Departures:
 - The authors mask full tensors, and in their residual networks every channel stays alive through the shortcuts, the
-  stem and the projections. Here a client's network is narrowed to the channels that it computes, everywhere, so that
-  it costs what Table 1 says. What follows is that entries of the stem, the classifier, norms and right factors beyond
-  these channels are trained by nobody if all clients have one keep ratio and `channels = "first"`, as in the paper.
-  What nobody trains takes part in the decomposition, where its kernels take the place of trained ones, and in the
-  finished full network; `dropped = "zero"` leaves it out of both. With "drawn", which an earlier version of the
-  authors' code had for the left factors, everything is trained; with "all" too, at the price of OrthDrop: that is
-  section 3.2.1 without its paragraph on memory.
-- The authors' code, not the paper, averages momentum and hands it back, the factors' and norms' only, and after a
-  refresh to whatever kernels then have the same numbers: `momentum = "averaged"` does so for all trained tensors, and
-  a refresh turns it as it turns the kernels.
-- The paper gives the number of required kernels as 2^(-log(sum p log p)); it is meant as 2^(-sum p log2 p).
-- lambda of Eq. (6) is training.weight_decay, the authors' too; a factor on it is an option.
-- A finished network smaller than full is the first channels and the most important kernels. The paper has none.
-- Batch-norm statistics for export are estimated by clients, by forward passes of the network at hand: those of the
-  full one reach clients that could not train it. On a fleet that cannot have this, do not export it with batch-norm.
+  stem and the projections. Here a client's network is narrowed everywhere to the channels that it computes, so that it
+  costs what Table 1 says. So if all clients have one keep ratio and `channels = "first"`, as in the paper, no client
+  trains the entries of the stem, the classifier, norms and right factors beyond these channels. Untrained entries still
+  take part in the decomposition, where their kernels displace trained ones, and in the finished full network;
+  `dropped = "zero"` leaves them out of both. With "drawn", which an earlier version of the authors' code had for the
+  left factors, everything is trained. With "all" too, at the cost of OrthDrop: that is section 3.2.1 without its
+  paragraph on memory.
+- The authors' code, but not the paper, averages the momentum of factors and norms and hands it back; after a refresh it
+  goes to whatever kernels then have the same numbers. `momentum = "averaged"` averages it for all trained tensors, and
+  a refresh transforms it together with the kernels.
+- The paper gives the number of required kernels as 2^(-log(sum p log p)); it must mean 2^(-sum p log2 p).
+- lambda of Eq. (6) is training.weight_decay, as in the authors' code; a factor on it is an option.
+- A finished network smaller than full has the first channels and the most important kernels. The paper has no such
+  network.
+- Clients estimate the batch-norm statistics for export by forward passes of the network to be exported. So the full
+  network also reaches clients that could not train it. If your fleet cannot allow this, do not export the full network
+  with batch-norm.
 """
 
 from __future__ import annotations
@@ -96,22 +98,22 @@ from anysize.wire import Tensors, copies
 
 _SAMPLINGS = ("importance", "uniform", "softmax", "top")
 _MOMENTUM = "momentum."
-_ROUNDING = 1e-5  # of the largest singular value of a weight in single precision
+_ROUNDING = 1e-5  # times the largest singular value: smaller ones are rounding errors in single precision
 _TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
 class PriSMState:
-    """Both sides of every decomposed weight with its singular values, all other tensors, and who drew what.
+    """Both sides of every decomposed weight with its singular values, all other tensors, and counts of draws.
 
     Attributes:
         left: the left factors, full.
         right: the right factors, full.
         values: the singular values.
         rest: the full network's other tensors.
-        draws: how many clients have had each kernel so far, the kernels of a round in the order of their importance.
-        rounds: how many rounds are behind.
-        momentum: of the "left" and "right" factors and of the "network"'s other trained tensors, where it is averaged.
+        draws: how many clients have had the kernel at each rank of importance so far.
+        rounds: how many rounds are done.
+        momentum: if averaged, that of the "left" and "right" factors and of the "network"'s other trained tensors.
     """
 
     left: Tensors
@@ -124,7 +126,7 @@ class PriSMState:
 
     @property
     def sides(self) -> dict[str, Tensors]:
-        """The tensors that clients train, under the names of the parts of their network."""
+        """The tensors that clients train, by the part of their network that holds them."""
         return {"left": self.left, "right": self.right, "network": self.rest}
 
 
@@ -136,7 +138,7 @@ class Part:
     at: Mapping[str, Mapping[str, Index]]
 
     def of(self, sides: Mapping[str, Tensors]) -> dict[str, Tensors]:
-        """Its entries of the left factors, the right ones and the rest of the network."""
+        """This part's entries of the left factors, the right factors and the rest of the network."""
         return {side: {n: take(t, self.at[side][n]) for n, t in own.items()} for side, own in sides.items()}
 
 
@@ -147,16 +149,16 @@ class PriSM(Method[PriSMState]):
     Attributes:
         kappa: the smooth factor of Eq. (2); the paper has 2.5, and 4 for sub-models of 0.2.
         sampling: "importance" is Eq. (2); "uniform" and "softmax" (of the singular values) are the paper's ablation;
-            "top" gives everybody the most important kernels.
+            "top" gives every client the most important kernels.
         refresh_every: rounds from one decomposition to the next.
-        frobenius: times training.weight_decay, the factor of Eq. (6); 0 is off.
-        channels: which output channels a client computes: the "first", the same for all clients of a size (the paper),
-            some that are "drawn" for each client, so that all are trained, or "all", which saves parameters and
+        frobenius: the factor of Eq. (6), as a multiple of training.weight_decay; 0 is off.
+        channels: which output channels a client computes: the "first", the same for all clients of a size (the paper);
+            "drawn" at random for each client, so that all are trained; or "all", which saves parameters and
             multiply-adds, but no activations.
         dropped: with `channels = "first"`, what no client can train is "kept" as it started (the paper), or "zero" from
             the start, so that it is neither decomposed nor part of a finished network.
-        momentum: "local" starts at zero in every round; "averaged" is sent up too, averaged as the kernels are and
-            given to the next round's clients, which doubles the bytes.
+        momentum: "local" starts at zero in every round; "averaged": clients send it, the server averages it as it
+            averages kernels and gives it to the next round's clients, which doubles the bytes.
     """
 
     kappa: float = 2.5
@@ -193,7 +195,7 @@ class PriSM(Method[PriSMState]):
             raise MethodError("prism: " + "; ".join(problems))
 
     def sizes(self, context: Context) -> Sequence[Size]:
-        """The trained sizes and the full network, which is what training is for even if nobody can hold it."""
+        """The trained sizes and the full network, which training aims at even if no client can hold it."""
         return context.sizes if context.largest.width == 1 else (*context.sizes, Size(1.0))
 
     def init(self, context: Context) -> PriSMState:
@@ -211,7 +213,7 @@ class PriSM(Method[PriSMState]):
 
     def _context_problems(self, context: Context) -> Iterator[str]:
         if context.tricks.server_momentum:
-            yield "tricks.server_momentum adds steps of kernels that a refresh has replaced since; leave it out"
+            yield "tricks.server_momentum would add steps of kernels that a refresh has since replaced; leave it out"
         if self.momentum == "averaged":
             training = context.training
             if training.optimizer != "sgd" or not training.momentum:
@@ -219,10 +221,10 @@ class PriSM(Method[PriSMState]):
             if training.stack > 1:
                 yield f'momentum = "averaged" and training.stack = {training.stack}; leave one of them out'
             if context.tricks.batch_norm == "local":
-                yield 'momentum = "averaged" and tricks.batch_norm = "local", whose momentum would leave the client'
+                yield 'momentum = "averaged" would send the momentum of norms that tricks.batch_norm = "local" keeps'
 
     def extract(self, context: Context, state: PriSMState, client: Client) -> SubModel:
-        """Section 3.2.1: kernels drawn for this client, and of them only the channels of its width."""
+        """Section 3.2.1: kernels drawn for this client, cut to the channels of its width."""
         keep = client.size.width
         if client.task == "train":
             part = self._part(context, state, keep, client.round, client.id)
@@ -243,14 +245,14 @@ class PriSM(Method[PriSMState]):
         return module
 
     def momentum_buffers(self, module: nn.Module) -> Mapping[nn.Parameter, Tensor]:
-        """With `momentum = "averaged"`, what other clients' momentum was."""
+        """With `momentum = "averaged"`, the momentum with which this client's training starts."""
         if self.momentum == "local":
             return {}
         own = dict(module.get_submodule("momentum").named_buffers())
         return {p: own[key(name)] for name, p in module.named_parameters() if key(name) in own}
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
-        """Factors have no weight decay of their own, which would not be a decay of their product."""
+        """The factors have no weight decay, since decaying each factor would not decay their product."""
         assert isinstance(module, Factorised)
         return [ParameterGroup(module.dense()), ParameterGroup(module.factors(), decay=0.0)]
 
@@ -266,7 +268,7 @@ class PriSM(Method[PriSMState]):
         draws = copies(state.draws)
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
-            # What the client had is derived once more rather than believed.
+            # Derive again which part the client had, rather than trust what it says.
             ticket = update.ticket
             part = self._part(context, state, float(ticket["keep"]), int(ticket["round"]), int(ticket["client"]))
             own, buffers = received(update.tensors)
@@ -283,7 +285,7 @@ class PriSM(Method[PriSMState]):
         )
         if rounds % self.refresh_every:
             return after
-        # A layer that nobody changed needs no refresh, if its kernels were orthogonal before.
+        # A layer that no client changed needs no refresh, if its kernels were orthogonal before.
         orthogonal = state.rounds % self.refresh_every == 0
         with stage("svd"):
             return refreshed(after, state, _unchanged(state, after) if orthogonal else set())
@@ -295,7 +297,7 @@ class PriSM(Method[PriSMState]):
         return fill(context.skeleton(self._width(size.width)), recomposed(own["left"], own["right"]) | own["network"])
 
     def describe(self, context: Context, state: PriSMState) -> Mapping[str, Tensor]:
-        """Per layer how many kernels it needs and has, and of each its value and how many clients a round had it."""
+        """For each layer, how many kernels it needs and has; for each kernel, its value and mean clients per round."""
         found: Tensors = {}
         for name, values in state.values.items():
             found[f"needed_kernels/{name}"] = torch.tensor([needed_kernels(values), float(len(values))])
@@ -303,7 +305,7 @@ class PriSM(Method[PriSMState]):
         return found
 
     def _part(self, context: Context, state: PriSMState, keep: float, round: int, client: int) -> Part:
-        """What a client of a round trains."""
+        """The part of the state that a client trains in a round."""
         kernels = drawn(state, keep, generator(context.seed, round, client, "kernels"), self.sampling, self.kappa)
         kept = context.axes.kept(self._width(keep))
         if self.channels == "drawn":
@@ -311,12 +313,12 @@ class PriSM(Method[PriSMState]):
         return make_part(context, state, kernels, kept)
 
     def _finished(self, context: Context, state: PriSMState, keep: float) -> dict[str, Tensors]:
-        """What the finished network of that size is made of: its most important kernels, at the first channels."""
+        """The tensors of the finished network of that size: the most important kernels, at the first channels."""
         kernels = drawn(state, keep, torch.Generator(), "top", 1.0)
         return make_part(context, state, kernels, context.axes.kept(self._width(keep))).of(state.sides)
 
     def _width(self, keep: float) -> float:
-        """The part of the channels that a client with that keep ratio computes."""
+        """The fraction of the channels that a client with that keep ratio computes."""
         return 1.0 if self.channels == "all" else keep
 
     def notices(self, context: Context) -> list[str]:
@@ -337,7 +339,7 @@ def drawn(
 
 
 def drawn_channels(context: Context, kept: Kept, random: torch.Generator) -> Kept:
-    """As many units of each group as `kept` has, drawn without replacement."""
+    """As many units of each width group as `kept` has, drawn without replacement."""
     chosen = {}
     for group in context.axes.groups:
         if not group.frozen:
@@ -347,7 +349,7 @@ def drawn_channels(context: Context, kept: Kept, random: torch.Generator) -> Kep
 
 
 def make_part(context: Context, state: PriSMState, kernels: Mapping[str, Tensor], kept: Kept) -> Part:
-    """The part of the state that these kernels are, at the channels that are kept."""
+    """The part of the state with these kernels, at the channels that are kept."""
     left: dict[str, Index] = {}
     right: dict[str, Index] = {}
     for name, own in kernels.items():
@@ -358,14 +360,14 @@ def make_part(context: Context, state: PriSMState, kernels: Mapping[str, Tensor]
 
 
 def trained_only(context: Context, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The full network's tensors with zeros wherever no client computes, if all have the first channels."""
+    """The full network's tensors, with zeros at entries that no client has if all have the first channels."""
     width = context.largest.width
     empty = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     return paste(context, empty, cut(context, tensors, width), width)
 
 
 def refreshed(after: PriSMState, before: PriSMState, same: Collection[str] = ()) -> PriSMState:
-    """The orthogonal space refresh: principal kernels of what the kernels now make; of the `same` layers, the old."""
+    """The orthogonal space refresh: principal kernels of the recomposed weights; `same` layers keep theirs."""
     weights = {name: recompose(after.left[name], after.right[name]) for name in after.left if name not in same}
     fresh = _decomposed(weights)
     left, right, values = (
@@ -389,7 +391,7 @@ def _unchanged(state: PriSMState, after: PriSMState) -> set[str]:
 
 
 class Buffers(nn.Module):
-    """Tensors that are sent with a network and are no parameters of it."""
+    """Tensors that are sent with a network but are not its parameters."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -407,7 +409,7 @@ def no_momentum(context: Context, state: PriSMState) -> dict[str, Tensors]:
 
 
 def carried(momentum: Mapping[str, Tensors]) -> Tensors:
-    """Momentum as it travels: in the buffers of a client's network, by the names of its parameters."""
+    """Momentum as a message holds it: in buffers of the client's network, named after its parameters."""
     if not momentum:
         return {}
     tensors = named(momentum["left"], momentum["right"], momentum["network"])
@@ -415,18 +417,18 @@ def carried(momentum: Mapping[str, Tensors]) -> Tensors:
 
 
 def received(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
-    """What a client trained, by the parts of its network, and the momentum of each: the inverse of `carried`."""
+    """What a client trained, by part of its network, and the momentum of each part: the inverse of `carried`."""
     plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTUM)}
     buffers = {unkey(n.removeprefix(_MOMENTUM)): t for n, t in tensors.items() if n.startswith(_MOMENTUM)}
     return sides(plain), sides(buffers)
 
 
 def turned(before: PriSMState, after: PriSMState, names: Collection[str]) -> dict[str, Tensors]:
-    """The momentum of the same weights in the kernels after a refresh.
+    """The momentum of the same weights, in terms of the kernels after a refresh.
 
     A gradient G of a weight L R is G R^T in L and L^T G in R. The refresh replaces L and R by L' = L B and R' = A R,
     where A = S'^-1 L'^T L and B = R R'^T S'^-1, so that G R'^T = (G R^T) A^T, and likewise L'^T G = B^T (L^T G).
-    Directions whose singular value is nothing but rounding have none.
+    Directions whose singular value is only a rounding error get no momentum.
     """
     left, right = dict(before.momentum["left"]), dict(before.momentum["right"])
     for name in names:

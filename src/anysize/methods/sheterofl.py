@@ -1,4 +1,4 @@
-"""SHeteroFL: HeteroFL whose clients train every width that they can afford, all in every step.
+"""SHeteroFL: HeteroFL in which a client trains all widths that it can afford, in every step.
 
 Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization". ICLR 2022,
 sections 4.1 and 5.1: HeteroFL (Diao et al. 2021) extended by bounded slimmable training (Yu et al. 2018).
@@ -12,8 +12,8 @@ sections 4.1 and 5.1: HeteroFL (Diao et al. 2021) extended by bounded slimmable 
 Equation index: the sum of the losses of all affordable widths, smallest first, and one step -> `SHeteroFL.loss`; upload
 of the largest one, and the mean of every entry over the clients whose largest width has it -> `SHeteroFL.aggregate`.
 
-Departures: the authors go backward after each width; here the losses are added and go backward together, the same
-gradient at the price of holding all widths' activations at once. Scaling is HeteroFL's, as in `methods/heterofl.py`.
+Departures: the authors run a backward pass after each width; here one backward pass over the sum of the losses gives
+the same gradient, at the cost of holding all widths' activations at once. Scaling is that of `methods/heterofl.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from anysize.wire import Json, Tensors
 
 @dataclass(frozen=True)
 class SHeteroFLState:
-    """The full network's tensors, and what each trained width has for itself: its batch-norm statistics."""
+    """The full network's tensors, and each trained width's batch-norm statistics."""
 
     tensors: Tensors
     statistics: dict[str, Tensors]
@@ -91,7 +91,7 @@ class SHeteroFL(Method[SHeteroFLState]):
         return sum(losses[1:], start=losses[0])
 
     def aggregate(self, context: Context, state: SHeteroFLState, updates: Iterable[Update]) -> SHeteroFLState:
-        """The mean of every entry over the clients that hold it, and of statistics over those that trained a width."""
+        """The mean of every entry over the clients that hold it; of statistics, over those that trained the width."""
         mean = StreamingMean(state.tensors, context.axes.head)
         statistics = {width: StreamingMean(tensors) for width, tensors in state.statistics.items()}
         for update in checked(context, updates):
@@ -106,8 +106,8 @@ class SHeteroFL(Method[SHeteroFLState]):
     def customize(self, context: Context, state: SHeteroFLState, size: Size) -> nn.Module:
         width, largest = size.width, context.largest.width
         if not 0 < width <= largest:
-            raise MethodError(f"sheterofl: width {width:g} was asked for; trained were widths up to {largest:g}")
-        # A width that nobody trained has no statistics of its own, only a part of those of the next larger one.
+            raise MethodError(f"sheterofl: width {width:g} was asked for; this fleet trained widths up to {largest:g}")
+        # A width that no client trained has no statistics, only a slice of those of the next larger one.
         nearest = min(trained for trained in _widths(context) if trained >= width)
         kept, near = context.axes.kept(width), context.axes.kept(nearest)
         own = {n: take(t, within(context.axes, n, kept, near)) for n, t in state.statistics[_key(nearest)].items()}
@@ -119,7 +119,7 @@ class SHeteroFL(Method[SHeteroFLState]):
 
 
 def _trained(context: Context, width: float, task: str) -> list[float]:
-    """The widths of the networks that a client holds: in training all that it can afford, else its own."""
+    """The widths of the networks that a client holds: all that it can afford when it trains, else its own."""
     return [own for own in _widths(context) if own <= width] if task == "train" else [width]
 
 

@@ -1,4 +1,4 @@
-"""Split-Mix: a wide network is split into narrow base networks that every client can train; as many as fit are mixed.
+"""Split-Mix: a wide network is split into narrow base networks that every client can train; a device mixes what fits.
 
 Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization". ICLR 2022.
 
@@ -17,14 +17,15 @@ Equation index: Algorithm 1 -> `SplitMix`; its line 7 and 8, the mean of each ba
 Eq. (1) and Algorithm 4 -> `objectives.adversarial`; Eq. (2) -> `elastic.norm.mixed_norms`. Rescaled initialisation
 (section 4.2) -> [tricks] rescaled_init.
 
-Departures: the paper's line 8 divides by zero for a base that nobody trained; here it keeps its value, as in the
-authors' code. Bases are not drawn one by one but are the blocks of channels of one full-width start, whose entries are
-independent draws at the full width's scale: the same distribution, for any network and any initialisation; where the
-channels do not divide, blocks share some. The authors' masked loss masks by the classes of the batch at hand, ours by
-the classes of the client, as HeteroFL's does and the paper says. `rescale_layer` divides the outputs of narrowed layers
-by r in training only, as in the authors' code; it is off by default, since the paper finds that it changes nothing
-where statistics are the batch's and ruins the ones kept in training. The authors train bases one after another; here
-they go through in one pass where `elastic.grouping` can and where it is faster, which changes no more than rounding.
+Departures: the paper's line 8 divides by zero for a base that no client trained; here the base keeps its value, as in
+the authors' code. Bases are not drawn one by one but are the blocks of channels of one full-width start, whose entries
+are independent draws at the full width's scale: the same distribution, for any network and any initialisation; if the
+channels do not divide evenly, blocks share some. The authors' masked loss masks by the classes of the current batch,
+ours by the classes of the client, as HeteroFL's does and the paper says. `rescale_layer` divides the outputs of
+narrowed layers by r in training only, as in the authors' code; it is off by default, since the paper finds that it
+changes nothing if statistics are the batch's and ruins those tracked in training. The authors train bases one after
+another; here they run in one pass where `elastic.grouping` can and where it is faster, which changes no more than
+rounding.
 The attack's step is 2/255 as in the paper; the authors' code has min(1.25 epsilon, epsilon + 4/255) / steps, which is
 10/255/7 at epsilon 8/255 and 7 steps; [tricks] attack_step = 0.0056 is that, rounded.
 """
@@ -72,9 +73,9 @@ class SplitMixState:
     """The base networks.
 
     Attributes:
-        bases: the tensors of each, by its number.
-        served: how many clients have trained; where Algorithm 2 goes on reading its shuffled order.
-        order: in which order bases are mixed.
+        bases: the tensors of each base, by its number.
+        served: how many clients have trained, which is where Algorithm 2 continues in its shuffled order.
+        order: the order in which bases are mixed.
     """
 
     bases: dict[str, Tensors]
@@ -83,14 +84,14 @@ class SplitMixState:
 
 
 def sampled_bases(count: int, bases: int, place: int, seed: int, rest: torch.Generator) -> list[int]:
-    """Algorithm 2: the next base in the shuffled order, and others drawn without replacement; sorted.
+    """Algorithm 2: the next base in the shuffled order and others drawn without replacement, sorted.
 
     Args:
-        count: how many the client trains, n.
-        bases: how many there are, M.
-        place: how many clients were served before, over all rounds: with M it says which shuffle is read, and where.
-        seed: from which each shuffle is derived.
-        rest: draws the others.
+        count: how many bases the client trains, n.
+        bases: how many bases there are, M.
+        place: how many clients were served before, over all rounds; with M it gives the shuffle and the place in it.
+        seed: the seed from which each shuffle is derived.
+        rest: draws the other bases.
 
     >>> first = [sampled_bases(1, 4, place, 0, torch.Generator())[0] for place in range(4)]
     >>> sorted(first)
@@ -108,13 +109,13 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
     """Base networks of the smallest width, mixed on demand.
 
     Attributes:
-        base_width: of the base networks, r; 0 for the smallest trained width.
-        sort_bases: after the last round, mix the bases that are best on the clients' held-out data first; needs
-            data.validation.
+        base_width: the width r of the base networks; 0 for the smallest trained width.
+        sort_bases: after the last round, sort the bases so that the best on the clients' held-out data are mixed first;
+            needs data.validation.
         rescale_layer: in training, divide the outputs of narrowed layers by r.
         one_pass: train a client's bases in one pass where that is possible and faster.
-        dual_norm: every batch-norm twice, for clean inputs and for inputs under attack, mixed when a network is
-            customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked".
+        dual_norm: have every batch-norm twice, for clean inputs and for inputs under attack, and mix the two when a
+            network is customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked".
     """
 
     base_width: float = 0.0
@@ -126,7 +127,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
     summary = "narrow base networks trained everywhere, mixed on demand (Hong et al. 2022)"
     paper = Tricks(masked_loss=True, batch_norm="batch")
     exceptions = MappingProxyType({"pretrained_start": "a learned network is split, and its parts mixed are not it"})
-    reusable = False  # which bases a client trains is in the names of its tensors
+    reusable = False  # the names of a client's tensors tell which bases it trains
 
     def __post_init__(self) -> None:
         if not 0 <= self.base_width <= 1:
@@ -175,15 +176,15 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         return module
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
-        """One group a base: they share nothing, not even the norm to which gradients are clipped."""
+        """One parameter group per base, since bases share nothing, not even the norm for clipping gradients."""
         networks = [[p for p in network.parameters() if p.requires_grad] for network in module.children()]
         return [ParameterGroup(parameters) for parameters in networks if parameters]
 
     def loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        """Algorithm 3: the sum of the bases' losses, whose gradients do not meet; under attack, each base's own."""
+        """Algorithm 3: the sum of the bases' losses, whose gradients do not mix; each base faces its own attack."""
         if isinstance(module, Grouped):
             x = torch.cat([batch.x] * module.count) if module.own else batch.x
-            # A loss is a mean over samples, here those of all bases.
+            # A loss is a mean over samples, here over the samples of all bases.
             return module.count * step.objective(module, Batch(x, torch.cat([batch.y] * module.count)))
         losses = [step.objective(network, batch) for network in module.children()]
         return sum(losses[1:], start=losses[0])
@@ -198,7 +199,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         return Update(tensors, dict(sub_model.ticket))
 
     def aggregate(self, context: Context, state: SplitMixState, updates: Iterable[Update]) -> SplitMixState:
-        """Algorithm 1, lines 7 and 8; a base that nobody trained keeps its value."""
+        """Algorithm 1, lines 7 and 8; a base that no client trained keeps its value."""
         head = {f"network.{name}" if self.dual_norm else name: axis for name, axis in context.axes.head.items()}
         means = {name: StreamingMean(tensors, head) for name, tensors in state.bases.items()}
         served = state.served
@@ -223,8 +224,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         count = bases_within(size.width, width)
         if not 1 <= count <= len(state.bases):
             raise MethodError(
-                f"splitmix: width {size.width:g} was asked for; the bases have width {width:g}, and {len(state.bases)} "
-                "of them are all"
+                f"splitmix: width {size.width:g} was asked for; there are {len(state.bases)} bases of width {width:g}"
             )
         return state.order[:count]
 
@@ -270,12 +270,12 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         return notes
 
     def _network(self, context: Context, tensors: Mapping[str, Tensor], level: float | None) -> nn.Module:
-        """A base as an ordinary network, by Eq. (2) at a level of robustness where it has two batch-norms for one."""
+        """A base as an ordinary network; dual batch-norms are mixed by Eq. (2) at a level of robustness."""
         network = fill(self._structure(context), tensors)
         return mixed_norms(network, level or 0.0) if isinstance(network, Dual) else network
 
     def _structure(self, context: Context) -> nn.Module:
-        """What a client trains of a base: the network, with every batch-norm twice if asked."""
+        """The structure of a base as a client trains it: the network, with every batch-norm twice if dual_norm."""
         base = context.skeleton(self._width(context))
         if not self.dual_norm:
             return base
@@ -316,28 +316,29 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         return min(count, self._count(context))
 
     def _together(self, context: Context, count: int) -> Grouped | str:
-        """The structure of `count` bases in one pass, or why they go one after another ("": nothing to tell)."""
+        """The structure of `count` bases in one pass, or why they run one after another ("": no reason to give)."""
         if not self.one_pass or count == 1:
             return ""
         if context.training.clip is not None:
-            return "training.clip looks at each base's own gradients"
+            return "training.clip clips each base's gradients separately"
         looks = _looking_at_bases(context.tricks)
         if looks:
-            return f"tricks.{looks[0]} looks at each base alone"
-        own_inputs = context.tricks.adversarial > 0  # what raises a base's loss is the base's own
+            return f"tricks.{looks[0]} treats each base separately"
+        own_inputs = context.tricks.adversarial > 0  # each base is attacked with different inputs
         return grouped(self._structure(context), count, context.axes.found.example, own_inputs)
 
 
 def _check_alike(bases: Mapping[str, Tensors]) -> None:
-    """Refuses a network whose parts differ in shape: then its bases are not networks of one kind."""
+    """Refuse a network whose bases would differ in shape: they would not be networks of one kind."""
     first, *others = bases.values()
     for name, tensor in first.items():
         shapes = {tuple(own[name].shape) for own in others} - {tuple(tensor.shape)}
         if shapes:
             raise MethodError(
-                f"splitmix: the model does not fall into bases of one shape: of '{name}' one base would have "
-                f"{tuple(tensor.shape)} and another {shapes.pop()}. Its width groups tie channels unevenly, as a group "
-                "norm over concatenated layers does; keep such a group whole with model.keep, or take another method"
+                f"splitmix: the model cannot be split into bases of one shape: '{name}' would have shape "
+                f"{tuple(tensor.shape)} in one base and {shapes.pop()} in another. Its width groups tie channels "
+                "unevenly, as a group norm over concatenated layers does; keep such a width group whole with "
+                "model.keep, or use another method"
             )
 
 
@@ -349,17 +350,17 @@ _HARMLESS = {
     "masked_loss", "classwise_head", "batch_norm", "weighting", "rescaled_init", "proximal", "server_momentum",
     "adversarial", "attack_epsilon", "attack_step", "attack_steps",
 }  # fmt: skip
-"""Tricks that treat every entry, or every sample, alike; any other may not be the same over bases side by side."""
+"""Tricks that treat every entry or every sample the same way; any other might differ for bases in one pass."""
 
 
 def _looking_at_bases(tricks: Tricks) -> list[str]:
-    """The chosen tricks that need each base as a network of its own."""
+    """The chosen tricks that need each base as a separate network."""
     chosen = [f.name for f in fields(tricks) if f.name not in _HARMLESS and getattr(tricks, f.name) != f.default]
     return chosen + (["batch_norm"] if tricks.batch_norm == "local" else [])
 
 
 def _named(bases: Iterable[int], state: SplitMixState) -> Tensors:
-    """The tensors of several bases under the names that they have in a message."""
+    """The tensors of several bases under their names in a message."""
     return {f"{base}.{name}": tensor for base in bases for name, tensor in state.bases[str(base)].items()}
 
 
@@ -369,11 +370,11 @@ def _part(tensors: Mapping[str, Tensor], base: int) -> Tensors:
 
 
 def _trained_bases(update: Update, count: int) -> list[int]:
-    """The bases that an update says it holds, refused where its tensors do not say the same."""
+    """The bases that an update claims to hold; refuses an update whose tensors say otherwise."""
     given = update.ticket.get("bases")
     held = sorted({name.partition(".")[0] for name in update.tensors})
     if not isinstance(given, list) or sorted(str(base) for base in given) != held:
-        raise MethodError(f"splitmix: an update says that it holds the bases {given!r}, and holds {', '.join(held)}")
+        raise MethodError(f"splitmix: an update claims to hold the bases {given!r}, but holds {', '.join(held)}")
     wrong = [base for base in given if not isinstance(base, int) or not 0 <= base < count]
     if wrong:
         raise MethodError(f"splitmix: an update holds base {wrong[0]}; there are {count}, numbered from 0")

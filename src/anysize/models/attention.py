@@ -12,7 +12,7 @@ from anysize.models.shapes import image, positive
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each behind a norm and beside a shortcut."""
+    """Attention and two linear layers, each after a norm and with a shortcut."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches of an image (N, C, H, W) as tokens, blocks of attention, logits (N, V) from a token of their own."""
+    """Patches of an image (N, C, H, W) as tokens, blocks of attention, logits (N, V) from a class token."""
 
     def __init__(
         self, colours: int, patches: int, classes: int, patch: int, width: int, depth: int, heads: int, hidden: int
@@ -71,8 +71,8 @@ def vit_tiny(
 ) -> VisionTransformer:
     """A small vision transformer, DeiT-tiny for 32 x 32 images: patches of 4 x 4, 12 blocks of 192 channels, 3 heads.
 
-    Linear layers and the embedding start as torch's do, the class token and the positions as in the paper: Touvron et
-    al., "Training data-efficient image transformers & distillation through attention", ICML 2021.
+    Linear layers and the embedding have torch's default initialisation, the class token and the positions the paper's:
+    Touvron et al., "Training data-efficient image transformers & distillation through attention", ICML 2021.
 
     Args:
         input_shape: (C, H, W); height and width are multiples of the patch.
@@ -80,8 +80,8 @@ def vit_tiny(
         patch: height and width of a patch.
         width: channels of a token; a multiple of the heads.
         depth: blocks.
-        heads: of each attention.
-        expansion: channels between the two linear layers of a block, in widths.
+        heads: heads of each attention.
+        expansion: channels between the two linear layers of a block, as a multiple of the width.
     """
     colours, height, across = image("vit-tiny", input_shape)
     sizes = {"patch": patch, "width": width, "depth": depth, "heads": heads, "expansion": expansion}
@@ -90,7 +90,7 @@ def vit_tiny(
     if height % patch or across % patch:
         problems.append(f"patches of {patch} x {patch} do not fill an image of {height} x {across}")
     if width % heads:
-        problems.append(f"width {width} is no multiple of {heads} heads")
+        problems.append(f"width {width} is not a multiple of {heads} heads")
     if problems:
         raise ModelError("model 'vit-tiny': " + "; ".join(problems))
     patches = (height // patch) * (across // patch)

@@ -14,8 +14,8 @@ from anysize.models.shapes import image, positive
 def small_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 128)) -> nn.Sequential:
     """3x3 convolutions with batch-norm, pooled early: fast on a CPU.
 
-    The image is halved after every convolution as long as two pixels are left, and what remains, averaged to at most
-    4 x 4, is flattened into the classifier. Weights start as torch's layers do.
+    The image is halved after every convolution as long as two pixels are left; what remains is averaged to at most
+    4 x 4 and flattened into the classifier. Weights have torch's default initialisation.
 
     Args:
         input_shape: (C, H, W).
@@ -44,8 +44,8 @@ def small_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int] 
 def flanc_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """The Fashion-MNIST network of FLANC: a stem and two 3x3 convolutions, no batch-norm.
 
-    There is no ReLU after the stem, and only the stem and the head have a bias, as in the authors' own; keep
-    `stem` at full width for their parameter counts. Weights start as torch's layers do.
+    There is no ReLU after the stem, and only the stem and the head have a bias, as in the authors' code; keep
+    `stem` whole for their parameter counts. Weights have torch's default initialisation.
 
     Args:
         input_shape: (C, H, W).
@@ -68,18 +68,18 @@ def flanc_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
 
 
 def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Sequential:
-    """The EMNIST network of eLF: a stem, two groups of 3x3 convolutions, two linear layers; Conv7 with three each.
+    """The EMNIST network of eLF: a stem, two rows of 3x3 convolutions, two linear layers; Conv7 with three each.
 
-    Conv3 and Conv5 of the paper have one and two convolutions in each group. Convolutions have no bias. The paper does
-    not say where the image is halved: here after the stem and after each group, the last one rounding up, which
-    gives 28 x 28 images the paper's number of parameters. It does not give the start either: convolutions and the
-    hidden layer start as He's, since under torch's default seven layers without a norm leave nearly nothing of a
-    signal, and the network learns nothing for many rounds.
+    Conv3 and Conv5 of the paper have one and two convolutions in each row. Convolutions have no bias. The paper does
+    not say where the image is halved: here after the stem and after each row, the last time rounding up, which gives
+    the paper's number of parameters for 28 x 28 images. Nor does it give the initialisation: here convolutions and the
+    hidden layer have He's, since with torch's default seven layers without a norm leave almost nothing of a signal,
+    and the network learns nothing for many rounds.
 
     Args:
         input_shape: (C, H, W).
         classes: outputs.
-        blocks: convolutions in each group.
+        blocks: convolutions in each row.
     """
     channels, *sides = image("elf-cnn", input_shape)
     positive("elf-cnn", blocks=blocks, classes=classes)
@@ -103,7 +103,7 @@ def elf_cnn(input_shape: Sequence[int], classes: int, blocks: int = 3) -> nn.Seq
 
 
 def _convolved(channels_in: int, channels_out: int) -> nn.Sequential:
-    """A 3x3 convolution that starts as He's, and its ReLU."""
+    """A 3x3 convolution with He's initialisation, and its ReLU."""
     convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     return nn.Sequential(OrderedDict(conv=convolution, relu=nn.ReLU()))
@@ -112,7 +112,7 @@ def _convolved(channels_in: int, channels_out: int) -> nn.Sequential:
 def digits_cnn(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """The digits network of Split-Mix: three 5x5 convolutions and three linear layers, all with batch-norm.
 
-    Weights start as torch's layers do.
+    Weights have torch's default initialisation.
 
     Args:
         input_shape: (C, H, W).
@@ -150,7 +150,7 @@ def vgg11(
     """VGG-11 for small images: eight 3x3 convolutions with batch-norm, one linear layer.
 
     Pooled after the first, second, fourth, sixth and eighth convolution as long as two pixels are left; what remains is
-    averaged. Weights start as torch's layers do.
+    averaged. Weights have torch's default initialisation.
 
     Args:
         input_shape: (C, H, W).
@@ -177,7 +177,7 @@ def vgg11(
 def femnist_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (64, 64)) -> nn.Sequential:
     """The handwriting network of PriSM: a 5x5 and a 3x3 convolution, pooled, one linear layer, no batch-norm.
 
-    Weights start as torch's layers do.
+    Weights have torch's default initialisation.
 
     Args:
         input_shape: (C, H, W).
@@ -187,7 +187,9 @@ def femnist_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int
     colours, height, width = image("femnist-cnn", input_shape)
     positive("femnist-cnn", channels=[*channels, classes])
     if len(channels) != 2:
-        raise ModelError(f"model 'femnist-cnn': channels is {list(channels)}; one number for each of two convolutions")
+        raise ModelError(
+            f"model 'femnist-cnn': channels is {list(channels)}; allowed: two numbers, one per convolution"
+        )
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(colours, channels[0], 5, padding=2),
@@ -205,7 +207,7 @@ def femnist_cnn(input_shape: Sequence[int], classes: int, channels: Sequence[int
 def alexnet(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """AlexNet with batch-norm after every layer, for photographs of about 256 x 256, as Split-Mix uses it.
 
-    Weights start as torch's layers do.
+    Weights have torch's default initialisation.
 
     Args:
         input_shape: (C, H, W), at least 63 x 63.

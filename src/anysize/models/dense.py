@@ -14,7 +14,7 @@ from anysize.models.shapes import positive
 def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 128)) -> nn.Sequential:
     """Fully connected layers with ReLU; takes any input.
 
-    Weights start as torch's layers do.
+    Weights have torch's default initialisation.
 
     Args:
         input_shape: flattened first.

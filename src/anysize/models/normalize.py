@@ -12,10 +12,10 @@ from anysize.errors import ModelError
 
 
 class Normalize(nn.Module):
-    """Inputs (N, C, H, W) less the mean of each channel, divided by its standard deviation.
+    """Inputs (N, C, H, W) minus the mean of each channel, divided by its standard deviation.
 
-    Mean and deviation belong to the data, not to what is learned: they are buffers that follow the module
-    from device to device, and are no part of its state.
+    Mean and deviation belong to the data and are not learned: they are buffers that move with the module from
+    device to device, but are not part of its state.
 
     >>> layer = Normalize([0.5], [0.25])
     >>> layer(torch.ones(1, 1, 1, 1)).item(), len(layer.state_dict())
@@ -28,7 +28,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or not all(value > 0 for value in std):
-            raise ModelError(f"mean {list(mean)} and std {list(std)}: equally many are needed, and each std above 0")
+            raise ModelError(f"mean {list(mean)} and std {list(std)}: give equally many of both, and each std above 0")
         self.register_buffer("mean", torch.tensor(list(mean)).float().view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).float().view(-1, 1, 1), persistent=False)
 
@@ -37,7 +37,7 @@ class Normalize(nn.Module):
 
 
 def normalized(module: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Sequential:
-    """The module as `network` behind a layer `normalize`, the identity without mean and std.
+    """The module as `network` after a layer `normalize`, which is the identity without mean and std.
 
     >>> [name for name, _ in normalized(nn.Flatten(), [0.5], [0.5]).named_children()]
     ['normalize', 'network']

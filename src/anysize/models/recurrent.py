@@ -11,7 +11,7 @@ from anysize.models.shapes import positive
 
 
 class CharLSTM(nn.Module):
-    """Tokens (N, T) to the logits of the next token at every position, (N, T, V)."""
+    """From tokens (N, T) to the logits of the next token at every position, (N, T, V)."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class CharLSTM(nn.Module):
 
 
 class TextLSTM(nn.Module):
-    """Tokens (N, T), padded at the front, to logits (N, V) from the state after the last token."""
+    """From tokens (N, T), padded at the front, to logits (N, V), computed from the state after the last token."""
 
     def __init__(self, vocabulary: int, classes: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ def char_lstm(
 ) -> CharLSTM:
     """Embedding, LSTM layers and the next token's logits at every position.
 
-    Weights start as torch's layers do.
+    Weights have torch's default initialisation.
 
     Args:
         input_shape: (T,).
-        classes: the vocabulary, of inputs and outputs.
-        embedding: its width.
+        classes: the size of the vocabulary of inputs and outputs.
+        embedding: the width of the embedding.
         hidden: the width of each LSTM layer.
         layers: how many.
     """
@@ -69,13 +69,13 @@ def text_lstm(
 ) -> TextLSTM:
     """Embedding, LSTM layers and one decision after the last token: classifies text.
 
-    Weights start as torch's layers do.
+    Weights have torch's default initialisation.
 
     Args:
         input_shape: (T,).
         classes: outputs.
         vocabulary: how many tokens there are.
-        embedding: its width.
+        embedding: the width of the embedding.
         hidden: the width of each LSTM layer.
         layers: how many.
     """

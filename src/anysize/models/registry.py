@@ -1,4 +1,4 @@
-"""Networks by name, or the user's own by "package.module:function"."""
+"""Networks by name, or a user's by "package.module:function"."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def build(
 ) -> nn.Module:
     """The network of that name for inputs of `input_shape`, its weights drawn from `seed` alone.
 
-    A function of the user's own is called with `options`, and with `input_shape` and `classes` if it has
-    parameters of these names.
+    A user's function is called with `options`, and with `input_shape` and `classes` if it has parameters of
+    these names.
 
     Args:
-        name: of `models()`, or "package.module:function".
-        input_shape: of one sample: (C, H, W), (T,) for tokens, anything for `mlp`.
-        classes: how many logits it gives.
+        name: a name from `models()`, or "package.module:function".
+        input_shape: the shape of one sample: (C, H, W), (T,) for tokens, anything for `mlp`.
+        classes: how many logits the network returns.
         options: keyword arguments of the network.
-        seed: of the initial weights. The global generator is left as it was.
+        seed: the seed of the first weights. The global generator is left as it was.
 
     >>> net = build("mlp", (1, 8, 8), 10, {"hidden": [32]})
     >>> net(torch.zeros(2, 1, 8, 8)).shape
@@ -70,12 +70,12 @@ def build(
     given = {"input_shape": tuple(input_shape), "classes": classes}
     wanted = inspect.signature(function).parameters
     filled = {key: value for key, value in given.items() if key in wanted} | options
-    # Layers draw their weights from the global generator; it is lent a derived seed and then restored.
+    # Layers draw their weights from the global generator; it gets a derived seed here and is then restored.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "weights"))
         module = function(**filled)
     if not isinstance(module, nn.Module):
-        raise ModelError(f"model '{name}' gave a {type(module).__name__}; it must give an nn.Module")
+        raise ModelError(f"model '{name}' returned a {type(module).__name__}; it must return an nn.Module")
     return module
 
 

@@ -1,8 +1,8 @@
 """Residual networks for small images: a 3x3 stem without pooling, stages of two-convolution blocks.
 
-Convolutions start by Kaiming's rule for ReLU (normal, fan-out), norms at one and zero, the head as torch's
-layer does: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, and "Identity Mappings in
-Deep Residual Networks", ECCV 2016, for the pre-activation blocks.
+Convolutions are initialised by Kaiming's rule for ReLU (normal, fan-out), norms with one and zero, the head
+with torch's default: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, and "Identity
+Mappings in Deep Residual Networks", ECCV 2016, for the pre-activation blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Block = Callable[[int, int, int], nn.Module]
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and their input's shortcut, summed; norms after the convolutions."""
+    """The sum of two 3x3 convolutions and a shortcut; norms after the convolutions."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class ResidualBlock(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, summed; norms and ReLU before the convolutions.
+    """The sum of two 3x3 convolutions and a shortcut; norms and ReLU before the convolutions.
 
-    A projecting shortcut sees the activated input, one without a projection the input itself.
+    A shortcut with a projection sees the activated input, one without sees the input itself.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:

@@ -1,4 +1,4 @@
-"""What a network can take, said before torch says it less clearly."""
+"""Checks of a network's input, with clearer errors than torch would raise later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMALLEST_IMAGE = 8
 
 
 def image(name: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Channels, height and width of an input, or an error if it is no image of at least 8 x 8.
+    """Channels, height and width of an input; refuses anything but an image of at least 8 x 8.
 
     >>> image("small-cnn", (1, 28, 28))
     (1, 28, 28)
@@ -26,9 +26,9 @@ def image(name: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def positive(name: str, **sizes: int | Sequence[int]) -> None:
-    """Raises an error that names every size that is no whole number of at least 1, or an empty list."""
+    """Raise an error that names every size that is not a whole number of at least 1, or is an empty list."""
     problems = [
-        f"model '{name}': {key} is {value}; whole numbers of at least 1 are needed"
+        f"model '{name}': {key} is {value}; allowed: whole numbers of at least 1"
         for key, value in sizes.items()
         if not _all_positive(value)
     ]

@@ -1,4 +1,4 @@
-"""A run directory's files become tables, figures and one HTML page; no number is changed on the way.
+"""The report of a run: tables, figures and one HTML page from the files of its directory, with no number changed.
 
 `write` puts `report.html` into the run directory, and beside it `report/*.csv` with the exact values of every
 table and figure. The page is self-contained and opens offline. Figures need Plotly, the extra `report`.
@@ -19,7 +19,7 @@ __all__ = ["read_events", "write"]
 def write(directory: Path) -> Path:
     """The path of the run's `report.html`, newly written from the files in its directory.
 
-    Works while the run is going on. A reader never sees half a page: each file is replaced at once.
+    Works while the run is going on. A reader never sees half a page, since each file is replaced in one step.
 
     Raises:
         CheckpointError: the directory holds no run, or a file in it is damaged.
@@ -59,7 +59,7 @@ def _plotly_js() -> str | None:
 
 
 def _replace(path: Path, content: str) -> None:
-    """Writes beside the file and then takes its place, so that it is never half there."""
+    """Write to a temporary file and rename it to `path`, so that `path` never holds half the content."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(content, encoding="utf-8", newline="")

@@ -1,7 +1,7 @@
-"""What a method says of its own inside, drawn: the arrays of `Method.describe` after each evaluated round.
+"""Figures of a method's state: the arrays of `Method.describe` after each evaluated round.
 
-An array is called "kind/item". A kind that is known here is drawn in its own way; any other by its shape: single
-numbers as curves over rounds, rows of numbers as lines, matrices as maps of colours.
+An array is called "kind/item". Some kinds have a special figure here; any other is drawn by its shape: single numbers
+as curves over rounds, rows of numbers as lines, matrices as heat maps.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Array = NDArray[np.float64]
 ByRound = Mapping[int, Array]  # an item's arrays after each evaluated round, in order
 Drawer = Callable[[Record, str, Mapping[str, ByRound]], list[Figure]]
 
-_LARGEST_GRAM = 64  # vectors; a larger Gram matrix is only told by its entries' distribution, as in FLANC's Fig. 6
+_LARGEST_GRAM = 64  # vectors; of a larger Gram matrix only the entries' distribution is drawn, as in FLANC's Fig. 6
 _BINS = 40
-_LARGEST_MAP = 128  # rows and columns; of a larger matrix the first are shown, all are in the CSV
+_LARGEST_MAP = 128  # rows and columns; of a larger matrix the first ones are drawn, and the CSV has all
 
 
 def build(record: Record) -> list[Figure]:
-    """A figure or more for every kind of array that the method described."""
+    """One or more figures for every kind of array that the method described."""
     return [
         figure
         for kind, items in by_kind(record.analysis).items()
@@ -59,7 +59,7 @@ def by_kind(analysis: Mapping[int, Mapping[str, Array]]) -> dict[str, dict[str, 
 
 
 def by_shape(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
-    """Curves over rounds for single numbers, lines for rows of numbers, a map for every matrix."""
+    """Curves over rounds for single numbers, lines for rows of numbers, a heat map for every matrix."""
     latest = {item: rounds[max(rounds)] for item, rounds in items.items()}
     dimensions = {array.ndim for array in latest.values()}
     figures = []
@@ -116,7 +116,7 @@ def profiles(kind: str, items: Mapping[str, Array], words: str = "index", captio
 
 
 def matrix(kind: str, item: str, array: Array, caption: str = "") -> Figure:
-    """A matrix as a map of colours; the CSV has every entry."""
+    """A matrix as a heat map; the CSV has every entry."""
     shown = array[:_LARGEST_MAP, :_LARGEST_MAP]
     if shown.shape != array.shape:
         caption = f"{caption} The first {shown.shape[0]} x {shown.shape[1]} of {array.shape[0]} x {array.shape[1]}."
@@ -136,7 +136,7 @@ def matrix(kind: str, item: str, array: Array, caption: str = "") -> Figure:
 
 
 def gram(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
-    """How far each basis is from an orthonormal one: over rounds, entry by entry, and as maps where they are small."""
+    """How far each basis is from an orthonormal one: over rounds, entry by entry, and as heat maps if small."""
     distances = {
         item: {r: np.sqrt(np.mean((array - np.eye(len(array))) ** 2)) for r, array in rounds.items()}
         for item, rounds in items.items()
@@ -162,7 +162,7 @@ def coefficients(record: Record, kind: str, items: Mapping[str, ByRound]) -> lis
         width, _, layer = item.partition("/")
         layers.setdefault(layer or item, {})[width] = rounds[max(rounds)]
     words = "mean absolute coefficient"
-    caption = "Of every fragment of every output. At 0 a fragment would be pruned; away from 0 the basis is shared."
+    caption = "One per fragment of every output. At 0 a fragment would be pruned; away from 0 the basis is shared."
     return [
         histograms(f"{kind}-{layer}", f"Coefficients, {layer}", words, arrays, caption, wide=False, legend="size")
         for layer, arrays in layers.items()
@@ -179,7 +179,7 @@ def histograms(
     wide: bool = True,
     legend: str = "",
 ) -> Figure:
-    """The distribution of each item's numbers over common bins, as the part of them that falls into a bin."""
+    """The distribution of each item's numbers over common bins, as the fraction that falls into each bin."""
     values = np.concatenate([array.ravel() for array in items.values()])
     values = values[np.isfinite(values)]
     edges = np.histogram_bin_edges(values if len(values) else np.zeros(1), bins=_BINS)
@@ -201,28 +201,28 @@ def histograms(
         caption=caption,
         keys=("item", "from", "to", "part"),
         rows=rows,
-        spec=chart(lines, axis(words), {**axis("part of all", from_zero=True), "hoverformat": ".3f"}, legend=legend),
+        spec=chart(lines, axis(words), {**axis("share of all", from_zero=True), "hoverformat": ".3f"}, legend=legend),
         height=320,
         wide=wide,
     )
 
 
 def needed_kernels(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
-    """How many of its principal kernels each layer needs, over rounds; each array is (needed, there are)."""
+    """How many of its principal kernels each layer needs, over rounds; each array is (needed, total)."""
     needed = {
         f"{_layer(item)}, {int(rounds[max(rounds)][1])} kernels": {r: np.asarray(a[0]) for r, a in rounds.items()}
         for item, rounds in items.items()
     }
     caption = (
         "How many principal kernels it takes to approximate each layer: two to the entropy of its singular values. A "
-        "layer that needs most of its kernels loses what it can express where only the top ones are trained."
+        "layer that needs most of its kernels loses expressiveness if only the top ones are trained."
     )
     figure = over_rounds(record, "principal kernels needed", needed, caption)
     return [replace(figure, name=f"analysis-{kind}", keys=("round", "layer", kind))]
 
 
 def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
-    """How many clients a round trained each kernel, against its singular value; each array is (values, draws)."""
+    """How many clients per round trained each kernel, against its singular value; each array is (values, draws)."""
     latest = {_layer(item): rounds[max(rounds)] for item, rounds in items.items()}
     marks = [
         {
@@ -237,19 +237,19 @@ def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> lis
         for layer, array in latest.items()
         for kernel, (value, draws) in enumerate(array.T)
     )
-    across = axis("singular value, of the layer's largest", from_zero=True)
+    across = axis("singular value / the layer's largest", from_zero=True)
     return [
         Figure(
             name=f"analysis-{kind}",
             section="analysis",
             title="Clients that had each principal kernel",
             caption=(
-                "Mean over all rounds of how many clients of a round trained the kernel, by its place among the "
-                "layer's singular values, which are those of the last evaluated round."
+                "Number of clients that trained the kernel in a round, as the mean over all rounds, by its place among "
+                "the layer's singular values after the last evaluated round."
             ),
             keys=("layer", "kernel", "singular_value", "clients_a_round"),
             rows=rows,
-            spec=chart(marks, across, axis("clients a round", from_zero=True), hovermode="closest", legend=""),
+            spec=chart(marks, across, axis("clients per round", from_zero=True), hovermode="closest", legend=""),
             height=340,
             wide=True,
         )
@@ -257,11 +257,11 @@ def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> lis
 
 
 def _layer(item: str) -> str:
-    """A weight's name as a layer's: without the ending, and without the prefix of every network behind a norm."""
+    """The layer's name from its weight's: without the ending, and without the prefix of a normalised network."""
     return item.removesuffix(".weight").removeprefix("network.")
 
 
-# How a kind is drawn that deserves more than its shape says.
+# The kinds that have a special figure.
 DRAWN: dict[str, Drawer] = {
     "gram": gram,
     "coefficients": coefficients,

@@ -1,4 +1,4 @@
-"""What the page brings for the browser: its style sheet, and the script that draws the figures."""
+"""The page's style sheet, and the script that draws its figures in the browser."""
 
 STYLE = """
 :root {
@@ -90,7 +90,7 @@ footer { color: var(--soft); font-size: 13px; padding-top: 32px; padding-bottom:
 }
 """
 
-# Draws every figure with the colours that the style sheet has at that moment, at the width that its card has.
+# Draws every figure with the style sheet's current colours, at the width of its card.
 DRAW = """
 "use strict";
 (() => {

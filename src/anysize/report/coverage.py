@@ -1,7 +1,7 @@
-"""Who trained what: the part of the model that each domain's and each client's data ever reached, and what it cost.
+"""Who trained what: how much of the model each domain's and each client's data ever reached, and what it cost.
 
-A method names the parts of its model (base networks, what each width adds to the one before), and a round's event says
-which of them each participant trained. A part counts once for a domain, however often and by however many of its
+A method names the parts of its model (base networks, or what each width adds to the one before), and a round's event
+says which parts each participant trained. A part counts once for a domain, no matter how often or by how many of its
 clients it was trained, as in Split-Mix's Figs. 5 and 6.
 """
 
@@ -15,7 +15,7 @@ from anysize.report.plots import Figure, Spec, axis, capital, chart, finite, plo
 from anysize.report.record import Cost, Number, Participation, Record
 from anysize.report.tables import Column, Row, Table, count, decimals, text
 
-MANY_DOMAINS = 40  # above it, bars would be too thin to tell apart
+MANY_DOMAINS = 40  # with more, bars would be too thin to tell apart
 
 
 def build(record: Record) -> list[Figure]:
@@ -25,7 +25,7 @@ def build(record: Record) -> list[Figure]:
 
 
 def trained_parts(record: Record, whose: Callable[[Participation], str | None]) -> dict[str, set[str]]:
-    """By name of a client, domain or group: the parts that were ever trained there, in order of appearance."""
+    """For each name (of a client, domain or device group) the parts ever trained there, in order of appearance."""
     found: dict[str, set[str]] = {}
     for part in _taken(record):
         name = whose(part)
@@ -35,13 +35,13 @@ def trained_parts(record: Record, whose: Callable[[Participation], str | None]) 
 
 
 def share(record: Record, names: set[str]) -> tuple[Number, float]:
-    """How many parameters these parts have, and what part of all of them that is."""
+    """How many parameters these parts have, and their share of all parameters."""
     trained = sum(record.start.parts.get(name, 0) for name in names)
     return trained, trained / sum(record.start.parts.values())
 
 
 def trained_by_domain(record: Record) -> Figure | None:
-    """The part of the model that the clients of each domain ever trained (Split-Mix, Fig. 6)."""
+    """The share of the model that the clients of each domain ever trained (Split-Mix, Fig. 6)."""
     found = trained_parts(record, lambda part: part.domain)
     if not found or not any(record.start.parts.values()):
         return None
@@ -54,7 +54,7 @@ def trained_by_domain(record: Record) -> Figure | None:
         ("domain", "clients", "parameters", "share"),
         rows,
         [_bar("", [(row[0], row[3]) for row in rows], "var(--accent)")],
-        {**axis("part of all parameters", from_zero=True), "tickformat": ".0%", "range": [0, 1]},
+        {**axis("share of all parameters", from_zero=True), "tickformat": ".0%", "range": [0, 1]},
     )
 
 
@@ -82,7 +82,7 @@ def scores_by_domain(record: Record) -> Figure | None:
 
 
 def trained_by_client(record: Record) -> Figure | None:
-    """The part of the model that each client ever trained, by group of devices."""
+    """The share of the model that each client ever trained, by device group."""
     found = trained_parts(record, lambda part: str(part.client))
     if not any(found.values()) or not any(record.start.parts.values()):
         return None
@@ -118,13 +118,13 @@ def trained_by_client(record: Record) -> Figure | None:
         }
         for group in groups
     ]
-    share_axis = {**axis("part of all parameters", from_zero=True), "tickformat": ".0%"}
+    share_axis = {**axis("share of all parameters", from_zero=True), "tickformat": ".0%"}
     return Figure(
         name="trained-by-client",
         section="coverage",
         title="What single clients trained",
         caption="Parameters that a client ever trained, of all that the method has. A point is a client; a box, the "
-        "middle half of its group. The CSV also has the mean part that it trained in one round.",
+        "middle half of its device group. The CSV also has the mean share that it trained in one round.",
         keys=("client", "group", "domain", "rounds", "parameters", "share", "mean_share_a_round"),
         rows=rows,
         spec=chart(boxes, {**axis("group"), "type": "category"}, share_axis, hovermode="closest"),
@@ -133,7 +133,7 @@ def trained_by_client(record: Record) -> Figure | None:
 
 
 def statistics(record: Record) -> Table | None:
-    """Mean, spread and extremes over clients of what one costs and of how good its network is (Split-Mix, Fig. 5)."""
+    """Mean, spread and extremes, over clients, of a client's costs and of its network's metric (Split-Mix, Fig. 5)."""
     costs: dict[str, Cost] = {group.name: group for group in record.start.groups}
     each: dict[str, list[Cost]] = {}
     for part in _taken(record):
@@ -162,7 +162,7 @@ def statistics(record: Record) -> Table | None:
         Column("clients", "clients", text),
         *(Column(key, key, shown(place)) for place, key in enumerate(("mean", "spread", "least", "most"), 2)),
     )
-    caption = "Over the clients that took part; of each one the mean over its rounds. Spread: the standard deviation."
+    caption = "Over the clients that took part, each with the mean over its rounds. Spread: the standard deviation."
     return Table("coverage", caption, columns, tuple(rows), (None,) * len(rows))
 
 
@@ -172,7 +172,7 @@ def _row(key: str, values: Sequence[Number | None]) -> list[Row]:
 
 
 def _taken(record: Record) -> Iterator[Participation]:
-    """Every client's part in every round that changed something."""
+    """Every client's participation in every round that changed something."""
     for round_ in record.rounds:
         if not round_.void:
             yield from round_.clients

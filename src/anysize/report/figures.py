@@ -23,8 +23,8 @@ from anysize.report.record import Cost, Number, Partition, Record, Round, total
 from anysize.report.tables import count, decimals, size_bytes
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
-FEW_SIZES = 5  # above it, labels beside the points would cover one another
-MANY_CLIENTS = 2000  # above it, single clients are too many to draw
+FEW_SIZES = 5  # with more, labels next to the points would cover one another
+MANY_CLIENTS = 2000  # more single clients are too many to draw
 
 
 def build(record: Record) -> list[Figure]:
@@ -45,7 +45,7 @@ def build(record: Record) -> list[Figure]:
 
 
 def time_by_stage(record: Record) -> Figure | None:
-    """The seconds of each stage of every profiled round, one on top of the other."""
+    """The seconds of each stage of every profiled round, stacked."""
     rounds = [round_ for round_ in record.rounds if round_.profile]
     if not rounds:
         return None
@@ -201,7 +201,7 @@ def against_traffic(record: Record) -> Figure | None:
 
 
 def against_virtual_time(record: Record) -> Figure | None:
-    """The metric of every size against the fleet's time: the slowest participants', added up."""
+    """The metric of every size against the fleet's time: that of each round's slowest participant, added up."""
     passed = running_total(record.rounds, lambda round_: round_.virtual_seconds)
     unit, seconds = _time_unit(max((value for value in passed if value is not None), default=0))
     x_axis = {**axis(f"virtual time ({unit})", from_zero=True), "hoverformat": ".1f"}
@@ -211,7 +211,7 @@ def against_virtual_time(record: Record) -> Figure | None:
 
 
 def client_distribution(record: Record) -> Figure | None:
-    """The metric of every client on its own held-out samples, by group."""
+    """The metric of every client on its own held-out samples, by device group."""
     scores, metric = record.client_scores, record.start.metric
     if not scores:
         return None
@@ -241,7 +241,7 @@ def client_distribution(record: Record) -> Figure | None:
         name="client-distribution",
         section="clients",
         title=f"{capital(metric)} of single clients",
-        caption=f"After round {scores[0].round}. A point is a client; a box, the middle half of its group.",
+        caption=f"After round {scores[0].round}. A point is a client; a box, the middle half of its device group.",
         keys=("round", "client", "group", "size", "samples", metric),
         rows=tuple((s.round, s.client, s.group, s.size, s.samples, s.score) for s in scores),
         spec=chart(boxes, {**axis("group"), "type": "category"}, _score_axis(record), hovermode="closest"),
@@ -277,7 +277,7 @@ def symbol(record: Record, label: str) -> str:
 
 
 def running_total(rounds: Iterable[Round], value_of: Callable[[Round], Number | None]) -> list[Number | None]:
-    """The sum up to each round; None from the first round on whose value is unknown."""
+    """The sum up to each round; None from the first round with an unknown value on."""
     sums: list[Number | None] = []
     for round_ in rounds:
         sums.append(total([sums[-1] if sums else 0, value_of(round_)]))
@@ -379,7 +379,7 @@ def _samples(samples: Sequence[Number], whom: str) -> Figure:
 
 
 def _curves(record: Record, x: Sequence[Number | None]) -> list[Spec]:
-    """One line per size through the evaluated rounds, at the given places."""
+    """One line per size through the evaluated rounds, at the given positions."""
     curves = []
     for label in record.labels:
         y = [finite(round_.scores.get(label)) for round_ in record.evaluated]
@@ -394,12 +394,12 @@ def _score_axis(record: Record) -> Spec:
 
 
 def _client_ticks(clients: int) -> Spec:
-    """Whole client numbers only; every one of them where there is room."""
+    """Ticks at whole client numbers; at every one if there is room."""
     return {"dtick": 1} if clients <= 40 else {"tick0": 0, "dtick": 10 if clients <= 100 else 20}
 
 
 def _ticks(values: Sequence[Number], show: Callable[[Number | None], str]) -> Spec:
-    """Ticks at the values themselves, as many as have room: they say more than powers of ten."""
+    """Ticks at the values themselves, as many as fit: they say more than powers of ten."""
     ordered = sorted(set(values))
     places = [log(value) if ordered[0] > 0 else value for value in ordered]
     room = (places[-1] - places[0]) / 3.5
@@ -416,7 +416,7 @@ def _ticks(values: Sequence[Number], show: Callable[[Number | None], str]) -> Sp
 
 
 def _time_unit(seconds: Number) -> tuple[str, int]:
-    """The unit in which a time is easy to read, and its seconds."""
+    """The unit in which a time is easy to read, and how many seconds it has."""
     if seconds < 300:
         return "seconds", 1
     return ("minutes", 60) if seconds < 3 * 3600 else ("hours", 3600)

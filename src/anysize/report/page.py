@@ -1,7 +1,7 @@
-"""One HTML page from tables and figures: self-contained, and every text from a file escaped.
+"""One HTML page from tables and figures: self-contained, with every text from a file escaped.
 
-Scripts run only if their hash is in the page's own security policy, and nothing is fetched: a name or a
-config that holds HTML can do nothing even if it were not escaped.
+Scripts run only if their hash is in the page's security policy, and nothing is fetched: a name or a config
+that holds HTML could do nothing even if it were not escaped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from anysize.report.tables import Column, Table, duration, times
 SECTIONS = (
     ("sizes", "Sizes"),
     ("rounds", "Training"),
-    ("cost", "What a size costs, and what it gives"),
+    ("cost", "What a size costs, and how good it is"),
     ("robustness", "Robustness"),
     ("progress", "What it took to get there"),
     ("analysis", "Inside the method"),
@@ -50,7 +50,7 @@ def render(record: Record, tables: Sequence[Table], figures: Sequence[Figure], p
             _appendix(record),
             "</main>",
             "<footer>Written by anysize. Hover over a rounded number for the exact one; "
-            "every figure and table has its values in a CSV file beside this page.</footer>",
+            "every figure and table has its values in a CSV file next to this page.</footer>",
         ]
     )
     return (
@@ -96,7 +96,7 @@ def _header(record: Record) -> str:
 
 
 def _reached(record: Record) -> int:
-    """The last round that was done; a resumed run may have gone beyond what was first asked for."""
+    """The last round done; a resumed run may have gone beyond the rounds first asked for."""
     return record.rounds[-1].round if record.rounds else 0
 
 
@@ -110,8 +110,8 @@ def _state(record: Record) -> str:
 def _section(
     record: Record, key: str, title: str, tables: Sequence[Table], figures: Sequence[Figure], plots: bool
 ) -> str:
-    """A section's tables and figures under its title; nothing where it has none."""
-    names = {"clients": "client-metrics", "time": "profile"}  # of the table that a section has, where not its own
+    """A section's tables and figures under its title; an empty string if it has none."""
+    names = {"clients": "client-metrics", "time": "profile"}  # sections whose table has another name
     parts = [_table(record, table) for table in tables if table.name == names.get(key, key)]
     shown = [figure for figure in figures if figure.section == key] if plots else []
     parts += [_figure(figure) for figure in shown if figure.wide]
@@ -152,7 +152,7 @@ def _class(column: Column, record: Record) -> str:
 
 
 def _exact(column: Column, value: Any) -> str:
-    """The exact value as the cell's title, where the shown one is rounded."""
+    """The exact value as the cell's title, if the shown one is rounded."""
     return f' title="{html.escape(str(value))}"' if value is not None and column.show(value) != str(value) else ""
 
 
@@ -193,7 +193,7 @@ def _notices(notices: Sequence[str]) -> str:
 
 
 def _appendix(record: Record) -> str:
-    """The config and the environment, folded."""
+    """The config and the environment, collapsed."""
     parts = []
     if record.config is not None:
         parts.append(_folded("Config", f"<pre>{html.escape(record.config)}</pre>"))

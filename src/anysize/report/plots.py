@@ -1,4 +1,4 @@
-"""What every figure is drawn with: axes, lines, heat maps, colours, and the layout around them.
+"""The elements of every figure: axes, lines, heat maps, colours, and the layout around them.
 
 A specification is plain data and needs no Plotly. Colours in it are names of CSS variables, which the page
 resolves when it draws, so that one figure serves light and dark screens and paper.
@@ -17,9 +17,9 @@ from anysize.report.tables import Row, csv_text
 
 Spec = dict[str, Any]
 
-# Anchors of viridis, dark to light: even in lightness, and safe for colour-blind readers.
+# Anchors of viridis, dark to light: even steps in lightness, and safe for colour-blind readers.
 VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
-# The part of the scale that stands out from the page by at least 3 to 1; the largest size stands out most.
+# The range of the scale with a contrast of at least 3 to 1 to the page; the largest size stands out most.
 ON_LIGHT = (0.58, 0.0)
 ON_DARK = (0.4, 1.0)
 # Colours and markers of lines that are not sizes.
@@ -27,9 +27,9 @@ SERIES = tuple(
     (f"var(--series-{index})", mark)
     for index, mark in enumerate(("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon"))
 )
-MANY_POINTS = 40  # above it, markers would hide the line
-UNIFIED = "x unified"  # one hover box for all lines at a place, and a thin line through it
-# A thickness below zero leaves out the halo, which is meant for busy backgrounds.
+MANY_POINTS = 40  # with more, markers would hide the line
+UNIFIED = "x unified"  # one hover box for all lines at one x, and a thin vertical line there
+# A negative thickness removes the halo, which is meant for busy backgrounds.
 SPIKES = {"spikecolor": "var(--line)", "spikethickness": -1, "spikedash": "solid"}
 
 
@@ -54,7 +54,7 @@ class Figure:
 
 
 def palette(sizes: int, span: tuple[float, float]) -> list[str]:
-    """One colour per size, smallest first, evenly along a part of viridis.
+    """One colour per size, smallest first, evenly spaced along a range of viridis.
 
     >>> palette(2, (0.0, 1.0))
     ['#440154', '#fde725']
@@ -67,7 +67,7 @@ def palette(sizes: int, span: tuple[float, float]) -> list[str]:
 
 
 def plot_text(text: str) -> str:
-    """Text that Plotly shows letter by letter: it would obey tags, templates and our own variables.
+    """The text, escaped so that Plotly shows it as it is: it would otherwise obey tags, templates and our variables.
 
     >>> plot_text("<b>%{x}")
     '&lt;b&gt;%&#123;x}'
@@ -76,7 +76,7 @@ def plot_text(text: str) -> str:
 
 
 def line(x: Sequence[Number | None], y: Sequence[Number | None], colour_name: str, symbol_name: str) -> Spec:
-    """A line through the points, with markers where they are few."""
+    """A line through the points, with markers if they are few."""
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(x) <= MANY_POINTS else "lines",
@@ -89,7 +89,7 @@ def line(x: Sequence[Number | None], y: Sequence[Number | None], colour_name: st
 
 
 def heat_map(z: Sequence[Sequence[Number | None]], unit: str) -> Spec:
-    """A map of colours over the rows and columns of `z`, darker where there is more."""
+    """A heat map over the rows and columns of `z`, darker for larger values."""
     return {
         "type": "heatmap",
         "z": [[finite(value) for value in row] for row in z],
@@ -101,7 +101,7 @@ def heat_map(z: Sequence[Sequence[Number | None]], unit: str) -> Spec:
 
 
 def chart(data: list[Spec], x_axis: Spec, y_axis: Spec, hovermode: str = UNIFIED, legend: str = "size") -> Spec:
-    """A figure without decoration: no frame, faint grid, legend above where there are several lines."""
+    """A figure without decoration: no frame, faint grid, a legend above if there are several lines."""
     layout = {
         "xaxis": {**x_axis, **SPIKES} if hovermode == UNIFIED else x_axis,
         "yaxis": y_axis,
@@ -144,13 +144,13 @@ def axis(title: str, from_zero: bool = False) -> Spec:
 
 
 def round_axis(record: Record) -> Spec:
-    """Whole rounds only, from zero on."""
+    """An axis of rounds: whole numbers only, from zero on."""
     rounds = {**axis("round", from_zero=True), "unifiedhovertitle": {"text": "round %{x}"}}
     return {**rounds, "dtick": 1} if record.rounds[-1].round <= 10 else rounds
 
 
 def finite(value: Number | None) -> Number | None:
-    """The value, or None where a curve has a gap: JSON in a page has no word for infinity."""
+    """The value, or None (a gap in the curve) if it is not finite: JSON in a page cannot write infinity."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -160,7 +160,7 @@ def capital(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text, cut where it would be too long beside a point or on an axis."""
+    """The text, cut if it is too long for a point's label or an axis."""
     return text if len(text) <= 18 else text[:17] + "…"
 
 

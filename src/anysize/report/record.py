@@ -1,7 +1,7 @@
-"""What a run directory says, read and checked once: the only file of the report that opens files.
+"""What a run directory holds, read and checked once: the only file of the report that opens files.
 
-A run may still be going on, may have been killed in the middle of a line, or may have been resumed. A last
-line that is torn is left out; any other damage is an error that names the file and the line.
+A run may still be going on, may have been killed in the middle of a line, or may have been resumed. A torn
+last line is left out; any other damage is an error that names the file and the line.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Model = TypeVar("Model", bound="Entry")
 
 
 class Entry(BaseModel):
-    """A part of an event. Keys that are not known are left out: later versions may write more."""
+    """A part of an event. Unknown keys are ignored: later versions may write more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
 
 class Cost(Entry):
-    """What one client computes, holds and sends; None where it was not measured."""
+    """What one client computes, holds and sends; None for what was not measured."""
 
     parameters: Number | None = None
     macs: Number | None = None
@@ -45,7 +45,7 @@ class Cost(Entry):
 
     @property
     def traffic(self) -> Number | None:
-        """Bytes down and up together.
+        """The sum of the bytes down and up.
 
         >>> Cost(bytes_down=3, bytes_up=4).traffic
         7
@@ -61,7 +61,7 @@ class SizeCost(Cost):
 
 
 class Group(Cost):
-    """One group of devices: the size that it trains, and why."""
+    """One device group: the size that it trains, and why."""
 
     name: str
     size: str | None = None
@@ -71,7 +71,7 @@ class Group(Cost):
 
 
 class Partition(Entry):
-    """How the samples lie on the clients, of whom the first few are listed."""
+    """How the samples are spread over the clients; only the first few clients are listed."""
 
     clients: int
     class_names: list[str] | None = None
@@ -98,7 +98,7 @@ class Start(Entry):
 
 
 class Participation(Entry):
-    """One client's part in one round."""
+    """One client's participation in one round."""
 
     client: int | str
     group: str | None = None
@@ -109,7 +109,7 @@ class Participation(Entry):
 
 
 class Missing(Entry):
-    """A client that did not answer as it should in a round: what it was asked to do, and what was wrong."""
+    """A client whose answer was missing or wrong in a round: which job it had, and what was wrong."""
 
     client: int | str
     why: str
@@ -117,7 +117,7 @@ class Missing(Entry):
 
 
 class GroupScore(Entry):
-    """The metric of one group's clients, each on its own held-out samples."""
+    """The metric of one device group's clients, each on its own held-out samples."""
 
     mean: Number | None = None
     worst_decile: Number | None = None
@@ -126,7 +126,7 @@ class GroupScore(Entry):
 
 
 class TradeOff(Entry):
-    """The metric of one size at one level of robustness, None where there is no choice: clean, and under attack."""
+    """The metric of one size, clean and under attack, at one level of robustness (None if there is no choice)."""
 
     robustness: Number | None = None
     standard: Number | None = None
@@ -151,12 +151,12 @@ class Round(Entry):
     void: bool = False
 
     def value(self, label: str, metric: str) -> Number | None:
-        """A size's metric of any name after this round, None where it was not measured."""
+        """A size's metric of any name after this round; None if it was not measured."""
         return self.metrics.get(label, {}).get(metric)
 
 
 class ClientScore(Entry):
-    """One client's metric on its own held-out samples, None if it has none: a line of clients.csv."""
+    """A line of clients.csv: one client's metric on its own held-out samples, None if it has none."""
 
     round: int
     client: str
@@ -168,13 +168,13 @@ class ClientScore(Entry):
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its directory tells it.
+    """A run, as recorded in its directory.
 
     Attributes:
         start: what was asked for.
-        rounds: every round that counts, in order; of a round that was repeated, the last.
+        rounds: every valid round, in order; of a repeated round, the last repetition.
         seconds: how long the run took, or None while it is going on.
-        finished: whether the run came to its end.
+        finished: whether the run has ended.
         client_scores: the latest round of clients.csv, one line per client and size.
         config: the complete experiment file, as text.
         environment: versions, hardware and checksums.
@@ -192,7 +192,7 @@ class Record:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The sizes, smallest first; one that was evaluated without being announced comes last."""
+        """The sizes, smallest first; a size that the start event does not list comes last."""
         announced = [size.label for size in self.start.sizes]
         measured = [label for round_ in self.evaluated for label in round_.scores]
         return list(dict.fromkeys(announced + measured))
@@ -204,12 +204,12 @@ class Record:
 
     @property
     def latest(self) -> Round | None:
-        """The last evaluated round, by which sizes are compared: nothing is selected on test data."""
+        """The last evaluated round, at which sizes are compared: no round is selected on test data."""
         return self.evaluated[-1] if self.evaluated else None
 
 
 def total(values: Iterable[Number | None]) -> Number | None:
-    """The sum, or None if a part of it is unknown: an unknown part is not zero.
+    """The sum, or None if a value is unknown: an unknown value is not zero.
 
     >>> total([1, 2]), total([1, None])
     (3, None)
@@ -289,7 +289,7 @@ def _numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
         raise CheckpointError(
             f"cannot read {path} ({reason}): give a directory that `anysize run` has written"
         ) from None
-    # Only a newline ends an event: JSON text may hold other signs that Unicode counts as line ends.
+    # Only a newline ends an event: JSON text may hold other characters that Unicode counts as line ends.
     lines = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     for number, line in lines:
         event = _event(line)
@@ -298,12 +298,12 @@ def _numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
         elif number != lines[-1][0]:
             raise CheckpointError(
                 f'{path}, line {number} is damaged: not a JSON object with an "event". '
-                "Mend or delete that line, or start the run again"
+                "Repair or delete that line, or start the run again"
             )
 
 
 def _event(line: bytes) -> Event | None:
-    """The event that a line holds, or None if it holds none."""
+    """The event that a line holds, or None if it does not hold one."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -314,7 +314,7 @@ def _event(line: bytes) -> Event | None:
 
 
 def _checked(kind: type[Model], values: Mapping[str, Any], where: str) -> Model:
-    """The values as a typed entry; all that is wrong with them is one error."""
+    """The values as a typed entry; all problems with them are raised as one error."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -331,18 +331,18 @@ def _with_scores(event: Event, start: Start | None) -> Event:
 
 
 def _until(rounds: Mapping[int, Round], last: object) -> dict[int, Round]:
-    """The rounds that a resumed run stands on; later ones were lost with the state they led to."""
+    """The rounds up to where a resumed run continued; later ones were lost together with their state."""
     if not isinstance(last, int):
         return dict(rounds)
     return {number: round_ for number, round_ in rounds.items() if number <= last}
 
 
 def _client_scores(path: Path, metric: str, rounds: tuple[Round, ...]) -> tuple[ClientScore, ...]:
-    """The latest round of clients.csv; of a client that was evaluated twice in it, the last line."""
+    """The latest round of clients.csv; if a client was evaluated twice in it, the last line counts."""
     text = _text(path)
     if text is None or not rounds:
         return ()
-    # Every whole line ends in a newline: what follows the last one was torn.
+    # Every complete line ends in a newline: what follows the last newline is a torn line.
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
     if metric not in (reader.fieldnames or [metric]):
         raise CheckpointError(f"{path} has no column '{metric}', the metric of this run: another run wrote it")
@@ -378,7 +378,7 @@ def _text(path: Path) -> str | None:
 
 
 def _analysis(folder: Path, rounds: tuple[Round, ...]) -> dict[int, dict[str, NDArray[np.float64]]]:
-    """The arrays of every file whose name is the number of a round that counts."""
+    """The arrays of every file whose name is the number of a valid round."""
     counted = {round_.round for round_ in rounds}
     paths = [
         path for path in sorted(folder.glob("*.safetensors")) if path.stem.isdecimal() and int(path.stem) in counted
@@ -400,5 +400,5 @@ def _environment(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(environment, dict):
-        raise CheckpointError(f"{path} is damaged: an object was expected, not {type(environment).__name__}")
+        raise CheckpointError(f"{path} is damaged: expected a JSON object, found {type(environment).__name__}")
     return environment

@@ -21,7 +21,7 @@ def measured(record: Record) -> Round | None:
 
 
 def trade_off(record: Record) -> Figure | None:
-    """A curve per size: the metric on clean samples over the metric under attack, from one level to the next."""
+    """A curve per size: the metric on clean samples against the metric under attack, level by level."""
     latest = measured(record)
     if latest is None:
         return None
@@ -48,7 +48,7 @@ def trade_off(record: Record) -> Figure | None:
 
 
 def levels(record: Record) -> Table | None:
-    """One row per size and level of robustness: the metric on clean samples and on the same under attack."""
+    """One row per size and level of robustness: the metric on samples, clean and under attack."""
     latest = measured(record)
     if latest is None:
         return None
@@ -61,7 +61,7 @@ def levels(record: Record) -> Table | None:
     )
     caption = (
         f"Measured after round {latest.round}, on the same samples with and without the attack of [evaluation]. "
-        "Another attack may find more."
+        "Another attack may succeed more often."
     )
     return Table("robustness", caption, columns, tuple(rows), tuple(row[0] for row in rows))
 

@@ -1,4 +1,4 @@
-"""Tables of a run: exact values, and how to show each. The CSV has the values, the page the shown text."""
+"""Tables of a run: exact values, and how to show each. The CSV has the exact values, the page the shown text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Named rows of exact values; `sizes` names the row's size where it has one, for its colour."""
+    """Named rows of exact values; `sizes` gives each row's size, if it has one, for its colour."""
 
     name: str
     caption: str
@@ -45,7 +45,7 @@ class Table:
 
 
 def csv_text(keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """The rows as CSV: numbers with every digit, nothing where a value is missing.
+    """The rows as CSV: numbers with every digit, missing values empty.
 
     >>> csv_text(["size", "accuracy"], [("0.25", 0.1 + 0.2), ("0.5", None)])
     'size,accuracy\\n0.25,0.30000000000000004\\n0.5,\\n'
@@ -58,7 +58,7 @@ def csv_text(keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def count(value: Number | None) -> str:
-    """A number of things in three digits and a unit.
+    """A count with three digits and a unit.
 
     >>> [count(n).replace(NARROW_SPACE, " ") for n in (33482, 999, 999_999, 1.5, None)]
     ['33.5 K', '999', '1.00 M', '1.5', '–']
@@ -67,7 +67,7 @@ def count(value: Number | None) -> str:
 
 
 def size_bytes(value: Number | None) -> str:
-    """A number of bytes in three digits and a decimal unit.
+    """A number of bytes with three digits and a decimal unit.
 
     >>> [size_bytes(n).replace(NARROW_SPACE, " ") for n in (12, 1_234_567)]
     ['12 B', '1.23 MB']
@@ -76,7 +76,7 @@ def size_bytes(value: Number | None) -> str:
 
 
 def decimals(values: Iterable[Number | None]) -> Callable[[Number | None], str]:
-    """How to show these values with equally many decimals: four for fractions, fewer for large numbers.
+    """A function that shows these values with the same number of decimals: four for fractions, fewer if large.
 
     >>> show = decimals([0.95, 0.12345]); show(0.95), show(0.12345)
     ('0.9500', '0.1235')
@@ -87,7 +87,7 @@ def decimals(values: Iterable[Number | None]) -> Callable[[Number | None], str]:
 
 
 def text(value: object) -> str:
-    """The value as it is, or a dash where it is missing.
+    """The value as it is, or a dash if it is missing.
 
     >>> text("0.25"), text(None)
     ('0.25', '–')
@@ -96,7 +96,7 @@ def text(value: object) -> str:
 
 
 def duration(seconds: Number) -> str:
-    """A time in the unit in which people say it.
+    """A time in the units that people use.
 
     >>> duration(41.04), duration(754), duration(7500)
     ('41.0 s', '12 min 34 s', '2 h 5 min')
@@ -152,9 +152,9 @@ def sizes(record: Record) -> Table:
 
 
 def groups(record: Record) -> Table | None:
-    """One row per group of devices: what it trained, what that costs one client, and how often it took part.
+    """One row per device group: what it trained, what that costs one client, and how often it took part.
 
-    A group that took part without being announced has a row too, so that the counts add up.
+    A group that took part but is not in the start event has a row too, so that the counts add up.
     """
     announced = {group.name: group for group in record.start.groups}
     taken = [part for round_ in record.rounds for part in round_.clients]
@@ -190,13 +190,13 @@ def groups(record: Record) -> Table | None:
     )
     caption = (
         "Costs are of one client, as above. Took part: how often a client of the group did, over "
-        f"{times(len(record.rounds), 'round')}. Samples: those that they trained on, added up over the rounds."
+        f"{times(len(record.rounds), 'round')}. Samples: how many they trained on, summed over the rounds."
     )
     return _without_empty(Table("groups", caption, columns, tuple(rows), tuple(row_sizes)), ["capacity", "budget"])
 
 
 def client_metrics(record: Record) -> Table | None:
-    """One row per group: the metric on its clients' own held-out samples, when it was last measured."""
+    """One row per device group: the metric on its clients' own held-out samples, as last measured."""
     measured = [round_ for round_ in record.rounds if round_.client_metrics]
     if not measured:
         return None
@@ -220,7 +220,7 @@ def client_metrics(record: Record) -> Table | None:
 
 
 def missing(record: Record) -> Table | None:
-    """One row per answer that did not come, or that was refused: the round, who, and why."""
+    """One row per missing or refused answer: the round, the client, and the reason."""
     late = [(round_, absence) for round_ in record.rounds for absence in round_.missing]
     if not late:
         return None
@@ -236,8 +236,8 @@ def missing(record: Record) -> Table | None:
     rounds = len({round_.round for round_, _ in late})
     caption = (
         f"{times(len(late), 'answer')} missing or refused, in {rounds} of {times(len(record.rounds), 'round')}; most "
-        f"often of {', '.join(f'client {client} ({number}×)' for client, number in often)}. "
-        f"{sum(round_.void for round_ in record.rounds)} of the rounds changed nothing, since too few answered."
+        f"often from {', '.join(f'client {client} ({number}×)' for client, number in often)}. "
+        f"{sum(round_.void for round_ in record.rounds)} of the rounds changed nothing, since too few clients answered."
     )
     return Table("missing", caption, columns, rows, (None,) * len(rows))
 
@@ -259,13 +259,13 @@ def profile(record: Record) -> Table | None:
     rows = tuple((name, spent, spent / len(rounds), spent / whole) for name, spent in totals.items())
     caption = (
         f"Over {times(len(rounds), 'profiled round')}, on the server's clock. Train: waiting for clients' updates. "
-        "Checkpoint: writing the one on which a round began. Time counts for the innermost stage."
+        "Checkpoint: writing the checkpoint from which a round began. Time counts for the innermost stage."
     )
     return Table("profile", caption, columns, rows, (None,) * len(rows))
 
 
 def budget(value: str | None) -> str:
-    """A budget, given as JSON, in words.
+    """A budget, given as JSON, as readable text.
 
     >>> budget('{"activation_bytes": 64000000}').replace(NARROW_SPACE, " ")
     'activations ≤ 64.0 MB'
@@ -282,7 +282,7 @@ def budget(value: str | None) -> str:
 
 
 def _scaled(value: Number | None, units: Sequence[str]) -> str:
-    """Three digits, and the first unit in which they stay below a thousand."""
+    """Three digits, and the first unit in which the number is below a thousand."""
     if value is None:
         return MISSING
     if not isfinite(value):
@@ -302,7 +302,7 @@ def _costs(cost: Cost) -> Row:
 
 
 def _trained(announced: str | None, parts: Sequence[Participation]) -> str | None:
-    """The size that a group trained; with counts where devices did not keep to one size."""
+    """The size that a device group trained; with counts if its devices trained several sizes."""
     seen = Counter(part.size for part in parts if part.size is not None)
     if set(seen) <= {announced}:
         return announced
@@ -312,7 +312,7 @@ def _trained(announced: str | None, parts: Sequence[Participation]) -> str | Non
 
 
 def _without_empty(table: Table, keys: Sequence[str]) -> Table:
-    """The table without those of the named columns that no row fills."""
+    """The table without those named columns that are empty in every row."""
     kept = [
         index
         for index, column in enumerate(table.columns)

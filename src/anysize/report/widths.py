@@ -1,4 +1,4 @@
-"""Sizes side by side: what each reaches, and what each sends beside the ordinary network of its size."""
+"""Sizes side by side: how good each is, and its message compared with the ordinary network of its size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by_size(record: Record) -> Figure | None:
 
 
 def against_dense(record: Record) -> Figure | None:
-    """What one client receives in a round, beside the ordinary network of the same size as it would be sent whole."""
+    """The bytes that one client receives in a round, compared with the ordinary network of that size sent whole."""
     rows = tuple(
         (size.label, finite(size.bytes_down), finite(size.inference_bytes))
         for size in record.start.sizes
@@ -60,8 +60,8 @@ def against_dense(record: Record) -> Figure | None:
     return Figure(
         name="against-dense",
         section="cost",
-        title="Message to a client, beside its ordinary network",
-        caption=f"As sent, of the ordinary network of that size: {parts}.",
+        title="Message to a client, compared with its ordinary network",
+        caption=f"Bytes sent, relative to the ordinary network of that size: {parts}.",
         keys=("size", "bytes_down", "ordinary_network_bytes"),
         rows=rows,
         spec=spec,
