@@ -289,7 +289,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "engine": (["engine.name=flowr"], "did you mean 'flower'?"),
     "name": (["name=../x"], "must be usable as a folder name"),
     "data raises": (["data.name=own_code:raises"], "ValueError: no data today"),
-    "data is rubbish": (["data.name=own_code:rubbish"], "gave a int; it must give an anysize.Data"),
+    "data is rubbish": (["data.name=own_code:rubbish"], "returned a int; it must return an anysize.Data"),
     "data without test": (["data.name=own_code:no_test"], "the data has no test part"),
     "a device raises": (["data.name=own_code:one_device_raises", 'evaluation.on=["clients"]'], "sensor is broken"),
     "model raises": (["model.name=own_code:broken_network", "model.options={}"], "KeyError: 'layer'"),

@@ -232,7 +232,7 @@ def test_the_same_arrays_have_the_same_checksum_and_others_another(images):
         ("x has 3 samples, y has 2", {"train": (np.zeros((3, 1)), [0, 1])}),
         ("train: there are no samples", {"train": (np.zeros((0, 1)), np.zeros(0, int))}),
         (
-            "labels run from 0 to 5; with 3 classes 0 to 2",
+            "labels run from 0 to 5; allowed with 3 classes: 0 to 2",
             {"train": (np.zeros((2, 1)), [0, 5]), "classes": 3},
         ),
         ("labels run from -1", {"train": (np.zeros((2, 1)), [0, -1])}),
@@ -479,7 +479,7 @@ def test_pickled_objects_in_a_file_are_never_loaded(folder, images):
 
 def test_a_file_without_the_needed_arrays_says_which(folder, images):
     np.savez(folder / "usps.npz", x_train=images["x_train"], x_test=images["x_test"])
-    with pytest.raises(DataError, match=r"usps\.npz: there is no y_train; of x_test and y_test there is only one"):
+    with pytest.raises(DataError, match=r"usps\.npz: there is no y_train; x_test and y_test belong together"):
         load("usps")
 
 

@@ -187,9 +187,9 @@ def test_the_users_function_gets_shape_and_classes_only_if_it_asks(own_module):
     assert (shaped.in_features, shaped.out_features, shaped.bias) == (4, 9, None)
 
 
-def test_what_the_users_function_gives_must_be_a_module(own_module):
+def test_what_the_users_function_returns_must_be_a_module(own_module):
     own_module.wrong = lambda: 3
-    with pytest.raises(ModelError, match=r"gave a int; it must give an nn\.Module"):
+    with pytest.raises(ModelError, match=r"returned a int; it must return an nn\.Module"):
         build("own_networks:wrong", (2,), 2)
 
 

@@ -275,8 +275,8 @@ def test_a_hundred_thousand_samples_among_a_thousand_clients_take_well_under_a_s
     "match, clients, name, options",
     [
         ("did you mean 'dirichlet'", 10, "dirichle", {}),
-        ("with 10 classes, 1 to 10 can be", 10, "classes", {"classes_per_client": 11}),
-        ("with 10 classes, 1 to 10 can be", 10, "classes", {"classes_per_client": 0}),
+        ("allowed: 1 to 10", 10, "classes", {"classes_per_client": 11}),
+        ("allowed: 1 to 10", 10, "classes", {"classes_per_client": 0}),
         ("classes_per_client is not given", 10, "classes", {}),
         ("use at most 1000 clients", 1001, "iid", {}),
         ("use at most 1000 clients", 1001, "dirichlet", {"alpha": 1.0}),
