@@ -239,7 +239,7 @@ def test_the_same_arrays_have_the_same_checksum_and_others_another(images):
         ("x holds values that are not finite", {"train": (np.array([[1.0], [np.nan]]), [0, 1])}),
         ("y holds values that are not finite", {"train": (np.zeros((2, 1)), [0.0, np.inf])}),
         ("differ in shape", {"train": (np.zeros((2, 1)), [0, 1]), "test": (np.zeros((2, 2)), [0, 1])}),
-        ("is no number type", {"train": (np.array(["a", "b"]), [0, 1])}),
+        ("is not a number type", {"train": (np.array(["a", "b"]), [0, 1])}),
         ("class_names has 1 entries for 2", {"train": (np.zeros((2, 1)), [0, 1]), "class_names": ["a"]}),
         ("give both or neither", {"train": (np.zeros((2, 1)), [0, 1]), "mean": [0.5]}),
         ("mean has 2 entries for 1", {"train": (np.zeros((2, 1)), [0, 1]), "mean": [0, 0], "std": [1]}),

@@ -246,7 +246,7 @@ class Drawing(FedAvg):
 
 def test_a_method_that_chooses_at_every_step_is_refused() -> None:
     made = small.experiment(method={"name": "fjord"}, data={"clients": 4}, devices={"capacities": [0.5, 1.0]})
-    with pytest.raises(MethodError, match=r"training\.stack: the method chooses one of 2 ways"):
+    with pytest.raises(MethodError, match=r"training\.stack: at every step the method makes one of 2 choices"):
         after_a_round(made, Stacked(inside(made), 4, made.shares.samples))
 
 

@@ -1,4 +1,4 @@
-"""Where clients' tensors live while they train: the processor, or a GPU where there is one."""
+"""Where clients' tensors are while they train: on the CPU, or on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def device(name: str, *, or_cpu: bool = False) -> torch.device:
-    """The device of `engine.accelerator`, or an error that says what to do where there is none.
+    """The device of `engine.accelerator`; raises an error that says what to do if there is no such device.
 
     Args:
         name: "auto", "cpu", "cuda" or "mps".
-        or_cpu: take the processor instead of an error, for a run that was made on another machine.
+        or_cpu: use the CPU instead of raising an error, for a run from another machine.
 
     >>> device("cpu")
     device(type='cpu')
@@ -35,13 +35,13 @@ def device(name: str, *, or_cpu: bool = False) -> torch.device:
             f"engine.accelerator = '{name}', but PyTorch finds no such device here (there is: {there}); install a "
             f'PyTorch built for it, or set engine.accelerator = "auto"'
         )
-    if name == "cuda":  # the fastest kernel by a timing would differ from run to run
+    if name == "cuda":  # choosing the fastest kernel by timing would differ from run to run
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     return torch.device(name)
 
 
 def place(module: Module, where: torch.device) -> Module:
-    """The same module with its tensors on a device; placeholders on the meta device stay there.
+    """The module, with its tensors moved to a device; placeholders on the meta device stay there.
 
     >>> next(place(nn.Linear(2, 1), torch.device("cpu")).parameters()).device
     device(type='cpu')

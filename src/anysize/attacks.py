@@ -1,10 +1,10 @@
-"""Inputs changed by little so that a network errs by much: projected gradient descent, and stronger attacks.
+"""Small changes to inputs that make a network err: projected gradient descent, and stronger attacks.
 
-Inputs are in [0, 1], since normalisation is a network's first layer; so the size of an attack is in pixels.
+Inputs are in [0, 1], since normalisation is a network's first layer; so an attack's size is in units of pixel values.
 
 Madry, Makelov, Schmidt, Tsipras, Vladu. "Towards Deep Learning Models Resistant to Adversarial Attacks". ICLR 2018.
 Croce, Hein. "Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks". ICML
-2020: two forms of automatic PGD and the Square attack, one after another on the samples that are still right.
+2020: two forms of automatic PGD and the Square attack, one after another on the samples still classified correctly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anysize.errors import ConfigError
 from anysize.extras import needs
 
 Loss = Callable[[Tensor], Tensor]
-"""What an attack raises, as a function of the inputs."""
+"""The loss that an attack raises, as a function of the inputs."""
 
 _PARTS = ("apgd-ce", "apgd-dlr", "square")
 _ITERATIONS = {"apgd-ce": 100, "apgd-dlr": 100, "square": 1000}
@@ -35,7 +35,7 @@ class Attack:
     Attributes:
         epsilon: how far any entry of an input may be moved.
         step: how far one step moves it.
-        steps: how many.
+        steps: how many steps.
 
     >>> Attack().steps
     7
@@ -47,7 +47,7 @@ class Attack:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} = {getattr(self, name)!r}; a number above 0 is needed"
+            f"{name} = {getattr(self, name)!r}; allowed: a number above 0"
             for name in ("epsilon", "step", "steps")
             if not 0 < getattr(self, name) < math.inf
         ]
@@ -58,14 +58,14 @@ class Attack:
 def pgd(module: nn.Module, x: Tensor, loss: Loss, attack: Attack, random: torch.Generator) -> Tensor:
     """Madry et al., Eq. (2): inputs within epsilon of `x` and in [0, 1] that raise `loss`, from a random start.
 
-    The network answers as it would in a test: an attack neither moves its statistics nor meets its dropout.
+    The network runs in evaluation mode: an attack does not change its statistics, and dropout is off.
 
     Args:
-        module: the network that `loss` asks.
+        module: the network that `loss` runs.
         x: inputs in [0, 1].
-        loss: of the changed inputs; a mean over samples.
-        attack: its strength.
-        random: for the start.
+        loss: the loss of the changed inputs, a mean over samples.
+        attack: the strength of the attack.
+        random: draws the random start.
     """
     low, high = (x - attack.epsilon).clamp(0, 1), (x + attack.epsilon).clamp(0, 1)
     noise = torch.rand(x.shape, generator=random).to(x)
@@ -73,7 +73,7 @@ def pgd(module: nn.Module, x: Tensor, loss: Loss, attack: Attack, random: torch.
     with answering(module), _unobserved():
         for _ in range(attack.steps):
             changed = changed.detach().requires_grad_()
-            # A view, since torch's counter of operations cannot follow the gradient of a leaf.
+            # A view, since torch's operation counter cannot follow the gradient of a leaf.
             (slope,) = torch.autograd.grad(loss(changed.view_as(changed)), changed)
             changed = torch.clamp(changed.detach() + attack.step * slope.sign(), low, high)
     return changed
@@ -81,7 +81,7 @@ def pgd(module: nn.Module, x: Tensor, loss: Loss, attack: Attack, random: torch.
 
 @contextmanager
 def answering(module: nn.Module) -> Iterator[None]:
-    """Puts every layer into evaluation mode, and afterwards back into its own."""
+    """Put every layer into evaluation mode, and afterwards back into its previous mode."""
     training = [child for child in module.modules() if child.training]
     module.eval()
     try:
@@ -92,15 +92,15 @@ def answering(module: nn.Module) -> Iterator[None]:
 
 
 def _unobserved() -> Any:
-    """Keeps what an attack saves for its own gradients, which is gone when it ends, from whoever counts memory."""
+    """Hide what an attack saves for its own gradients from a memory count, since it is freed when the attack ends."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def strongest(module: nn.Module, x: Tensor, y: Tensor, attack: Attack, classes: int, seed: int) -> Tensor:
-    """Changed inputs by automatic PGD on two losses and the Square attack, each on the samples that are still right.
+    """Inputs attacked by automatic PGD on two losses and the Square attack, each on samples still classified correctly.
 
-    These are the attacks of AutoAttack for many classes but FAB, from the Adversarial Robustness Toolbox. Only
-    `attack.epsilon` counts: step sizes are automatic.
+    These are AutoAttack's attacks for many classes, except FAB, from the Adversarial Robustness Toolbox. Only
+    `attack.epsilon` matters: step sizes are automatic.
     """
     if (missing := needs('attack "auto"', "attacks", "art")) is not None:
         raise ConfigError(missing)

@@ -1,9 +1,9 @@
 """One file for a device: every size of a run, with the tensors that sizes share stored once.
 
-`anysize.runtime` reads it. A tensor of a smaller network that is a part of the largest one's, a base network that
-several ensembles contain, a basis that several widths are composed from: each is stored once, and the file's note says
-how a size's tensors are made of what is stored. The networks' structure is a list of torch's own operations, as
-`torch.export` traces it.
+`anysize.runtime` reads it. A smaller network's tensor that is a part of the largest one's, a base network that several
+ensembles contain, a basis that composes several widths: each is stored once, and the file's note says how to make a
+size's tensors from the stored ones. The networks' structure is a list of torch's own operations, as `torch.export`
+traces it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from anysize.wire import Json, Tensors
 ENDING = ".anysize"
 
 _TOLERANCE = 1e-4
-_SMALL = 16_384  # entries; a larger tensor's line in the file's head costs it less than a fifth of a percent
+_SMALL = 16_384  # entries; a larger tensor's entry in the file's header adds less than a fifth of a percent
 _ON_NUMBERS: Mapping[Any, str] = {
     operator.getitem: "getitem",
     operator.add: "add",
@@ -47,10 +47,10 @@ _ON_NUMBERS: Mapping[Any, str] = {
     torch.ops.aten.sym_size.int: "size",
 }
 _CONSTANT = (
-    "A network whose answer depends on the number of samples in its batch cannot be bundled; len(x) in a model's code "
+    "A network whose outputs depend on the number of samples in the batch cannot be bundled; len(x) in a model's code "
     "makes that number a constant, x.shape[0] does not"
 )
-_PLACES = ("device", "pin_memory", "layout")  # where a tensor is: here, always
+_PLACES = ("device", "pin_memory", "layout")  # where a tensor is stored: always in ordinary memory on this device
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Entry:
     """One size of a bundle.
 
     Attributes:
-        label: of the size.
-        width: of the size.
-        networks: the finished network at every level of robustness; under None where there is no choice.
+        label: the size's label.
+        width: the size's width.
+        networks: the finished network at every level of robustness; under None if there is no choice.
         mixes: whether every level between the two given is a mixture of them, tensor by tensor.
         products: weights that are stored as (coefficients, basis), by name; see `elastic.basis.compose`.
     """
@@ -75,14 +75,14 @@ class Entry:
 def write_bundle(
     entries: Sequence[Entry], path: str | Path, signature: Signature, axes: Axes, about: Json | None = None
 ) -> Exported:
-    """Writes the sizes as one file, and checks what was written against the networks.
+    """Write the sizes as one file, and check the file against the networks.
 
     Args:
         entries: the sizes, smallest first.
-        path: ending in .anysize.
+        path: a path that ends in .anysize.
         signature: shapes and types of the inputs.
-        axes: of the full network: where a smaller network's tensors are in a larger one's.
-        about: facts to store beside the tensors.
+        axes: the axes of the full network, which say where a smaller network's tensors are in a larger one's.
+        about: facts to store with the tensors.
     """
     path = Path(path)
     check_path(path, [ENDING])
@@ -93,13 +93,13 @@ def write_bundle(
         difference = max(_differences(entries, partial, inputs))
         if not difference <= _TOLERANCE:
             raise ModelError(
-                f"{path}: what was written does not compute what the networks do: {difference:g} apart. {_CONSTANT}"
+                f"{path}: the written file's outputs differ from the networks' by {difference:g}. {_CONSTANT}"
             )
         partial.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
     except runtime.BundleError as error:
-        raise ModelError(f"{path}: what was written cannot be read back: {error}. {_CONSTANT}") from None
+        raise ModelError(f"{path}: the written file cannot be read back: {error}. {_CONSTANT}") from None
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -149,10 +149,10 @@ def packed(
 
 
 def traced_program(network: nn.Module, inputs: Tensor) -> tuple[Json, list[str], Tensors]:
-    """The network's operations, the names of the tensors that they use in order, and those that are constants."""
-    shapes = ({0: torch.export.Dim.AUTO},)  # a batch size that became a constant shows when the file is read back
+    """The network's operations, the names of the tensors that they use, in order, and the constants among these."""
+    shapes = ({0: torch.export.Dim.AUTO},)  # reading the file back shows whether the batch size became a constant
     exported = torch.export.export(network, (inputs,), dynamic_shapes=shapes)
-    # As few and as large operations as can be; only those that torch.export leaves in place of others are taken apart.
+    # Keep operations few and large; decompose only those that torch.export leaves in place of others.
     forms: list[Callable[[], Any]] = [
         lambda: exported,
         lambda: exported.run_decompositions({}),
@@ -235,7 +235,7 @@ class _Written:
 
 
 def rolled(graph: Json) -> Json:
-    """The program with operations that come again and again, as those of an ensemble's networks do, written once.
+    """The program with repeated operations, such as those of an ensemble's networks, written once.
 
     >>> rolled({"nodes": [[0, ["#0", "$0"]], [0, ["#0", "$1"]], [1, ["#1", "#2"]]]})
     {'nodes': [[0, ['#0', '$0']], [1, ['#1', '#2']]], 'repeat': [1, 2, 1]}
@@ -249,7 +249,7 @@ def rolled(graph: Json) -> Json:
 
 
 def _repeated(nodes: Sequence[Any], length: int) -> tuple[int, int]:
-    """How often the first `length` operations come in a row, each time with other tensors, and how many those are."""
+    """How often the first `length` operations repeat, each time with other tensors, and how many tensors each time."""
     tensors, count = _highest(nodes[:length]) + 1, 1
     while (count + 1) * length <= len(nodes) and all(
         nodes[count * length + i] == runtime.shifted(nodes[i], count * length, count * tensors) for i in range(length)
@@ -259,7 +259,7 @@ def _repeated(nodes: Sequence[Any], length: int) -> tuple[int, int]:
 
 
 def _highest(written: Any) -> int:
-    """The highest number of a tensor among arguments as they are written; -1 where there is none."""
+    """The highest number of a tensor among written arguments; -1 if there is none."""
     if isinstance(written, str):
         return int(written[1:]) if written.startswith("$") else -1
     items = written.values() if isinstance(written, dict) else written if isinstance(written, list) else ()
@@ -267,7 +267,7 @@ def _highest(written: Any) -> int:
 
 
 def _needed(output: fx.Node) -> set[fx.Node]:
-    """The nodes that an output is made of."""
+    """The nodes that an output depends on."""
     found: set[fx.Node] = set()
     open_ = [output]
     while open_:
@@ -289,7 +289,7 @@ def _tensors(network: nn.Module, names: Sequence[str], constants: Tensors) -> Te
 
 
 class _Store:
-    """Tensors to be stored, equal ones once: large ones whole, small ones in a row."""
+    """Tensors to be stored, equal ones only once: large ones separately, small ones in a row."""
 
     def __init__(self) -> None:
         self.whole: Tensors = {}
@@ -312,7 +312,7 @@ class _Store:
 
 
 def fingerprint(tensor: Tensor) -> bytes:
-    """The same for tensors of equal type, shape and bits, and for no others."""
+    """A hash that is equal for tensors of equal type, shape and bits, and for no others."""
     head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     return hashlib.sha256(head + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).digest()
 
@@ -334,7 +334,7 @@ def _layout(
     axes: Axes,
     largest: _Largest | None,
 ) -> Json:
-    """What the note says of one size."""
+    """What the note says about one size."""
 
     def recipe(name: str, tensor: Tensor) -> Recipe:
         if name in entry.products:
@@ -360,7 +360,7 @@ def _layout(
 
 
 def _part_of(largest: _Largest, axes: Axes, name: str, tensor: Tensor, width: float) -> Recipe | None:
-    """How `tensor` is a part of the largest network's tensor of that name, divided or not; None where it is none."""
+    """The recipe of `tensor` as a part, perhaps divided, of the largest network's tensor of that name; None if not."""
     full = largest.tensors.get(name)
     number = None if full is None else largest.numbers.get(fingerprint(full))
     if full is None or number is None or name not in axes.shapes or tensor.numel() == full.numel():
@@ -378,12 +378,12 @@ def _part_of(largest: _Largest, axes: Axes, name: str, tensor: Tensor, width: fl
 
 
 def _place(part: Tensor | None, whole: Tensor | None) -> Tensor | None:
-    """Where a smaller network's entries are among a larger one's, from where both are in the full network's."""
+    """The places of a smaller network's entries among a larger one's, given the places of both in the full network."""
     return part if part is None or whole is None else torch.searchsorted(whole, part)
 
 
 def _runs(places: Tensor) -> int | list[list[int]]:
-    """The places as runs [start, count]; as a count where they are the first ones.
+    """The places as runs [start, count], or as a count if they are the first ones.
 
     >>> _runs(torch.tensor([0, 1, 2])), _runs(torch.tensor([0, 1, 4, 5]))
     (3, [[0, 2], [4, 2]])
@@ -398,14 +398,14 @@ def _runs(places: Tensor) -> int | list[list[int]]:
 
 
 def _differences(entries: Sequence[Entry], path: Path, inputs: Tensor) -> Iterator[float]:
-    """The largest difference between a network's outputs and the bundle's, relative to the outputs, size by size."""
+    """For each size, the largest difference between the network's outputs and the bundle's, relative to the outputs."""
     for entry in entries:
         read = runtime.load(path, entry.label)
         for level, network in entry.networks.items():
             with torch.no_grad():
                 expected = network(inputs)
             read.switch(entry.label, level)
-            # One sample at a time as well: a batch size that became a constant would show here.
+            # Also one sample at a time: a batch size that became a constant would show here.
             for outputs in (read(inputs), torch.cat([read(inputs[i : i + 1]) for i in range(len(inputs))])):
                 off = (outputs - expected).abs().max() if outputs.shape == expected.shape else math.inf
                 yield float(off) / max(1.0, float(expected.abs().max()))

@@ -1,7 +1,7 @@
-"""A run's checkpoint: everything a run needs to go on, in one file that is replaced in one step.
+"""A run's checkpoint: everything that a run needs to continue, in one file that is replaced in one step.
 
-Tensors that stay with clients (local batch-norm) lie beside it, a file for each client and round, so that a client's
-turn costs a client's bytes; the checkpoint names the files that belong to it.
+Tensors that stay with clients (local batch-norm) are in separate files, one for each client and round, so that a round
+writes only the bytes of the clients that took part; the checkpoint names the files that belong to it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from anysize.wire import Json, Tensors, dump, flatten, load, restore, write
 FILE = "state.safetensors"
 KEPT = "kept"
 _FORMAT = 1
-_WAY_OUT = "bring back a whole copy of it, or begin again with --overwrite"
+_WAY_OUT = "restore an intact copy of it, or start again with --overwrite"
 _READS = 3  # tries at reading a checkpoint that a run in another process may be replacing
 
 
 @dataclass
 class Checkpoint:
-    """The state after a round, and all else that the next round depends on.
+    """The state after a round, and everything else that the next round depends on.
 
     Attributes:
         round: the last finished round; 0 before the first.
         state: the method's state.
         momentum: the server's momentum, by the names of the flattened state.
         statistics: batch-norm statistics by size label, if they were estimated for this very state.
-        kept: what stayed with each client.
+        kept: the tensors that stay with each client.
         turns: the round in which each of those clients last took part.
     """
 
@@ -48,12 +48,12 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | None = None) -> None:
-    """Replaces the directory's checkpoint.
+    """Replace the directory's checkpoint.
 
     Args:
-        directory: of the run.
-        checkpoint: the new one.
-        about: what `peek` tells of it.
+        directory: the run directory.
+        checkpoint: the new checkpoint.
+        about: facts about the run that `peek` returns.
         before: the round of the checkpoint that it replaces; by default the round before.
     """
     state, note = flatten(checkpoint.state)
@@ -66,7 +66,7 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | Non
         "format": _FORMAT,
         "round": checkpoint.round,
         "state": note,
-        "statistics": list(checkpoint.statistics),  # labels may hold any sign, so that they name no tensors
+        "statistics": list(checkpoint.statistics),  # labels may hold any character, so they cannot name tensors
         "turns": {str(client): turn for client, turn in sorted(checkpoint.turns.items())},
         "about": about,
         "checksum": _checksum(tensors),
@@ -81,7 +81,7 @@ def exists(directory: Path) -> bool:
 
 
 def peek(directory: Path) -> Json:
-    """What `save` was told about the run, without building anything."""
+    """What `save` was told about the run; builds nothing."""
     about = _read(directory)[1]["about"]
     if not isinstance(about, dict):
         raise _damaged(directory, "it says nothing about its run")
@@ -97,12 +97,12 @@ def round_of(directory: Path) -> int:
 
 
 def restore_from(directory: Path, like: Any) -> Checkpoint:
-    """The directory's checkpoint, refused if its state is not of the kind and the shapes of `like`."""
+    """The directory's checkpoint; refuses a state whose type or shapes differ from those of `like`."""
     for _ in range(_READS - 1):
         try:
             return _restored(directory, like)
         except _MissingKeptError:
-            continue  # the run goes on and has just replaced the checkpoint that named these files
+            continue  # the run is going on and has just replaced the checkpoint that named these files
     return _restored(directory, like)
 
 
@@ -128,7 +128,7 @@ def _restored(directory: Path, like: Any) -> Checkpoint:
 
 
 class _MissingKeptError(CheckpointError):
-    """A file of tensors that a client keeps is not there."""
+    """A file with the tensors that a client keeps is missing."""
 
 
 def _check_shapes(directory: Path, stored: Tensors, wanted: Tensors) -> None:
@@ -151,7 +151,7 @@ def _damaged(directory: Path, why: str) -> CheckpointError:
 
 
 def _checksum(tensors: Tensors) -> int:
-    """Tells a file with a bit turned over from a whole one, which its format alone does not."""
+    """A checksum that reveals a flipped bit, which the file format alone does not."""
     total = 0
     for name in sorted(tensors):
         flat = tensors[name].detach().contiguous().reshape(-1)
@@ -176,7 +176,7 @@ def _read(directory: Path) -> tuple[Tensors, Json]:
     if header["format"] != _FORMAT:
         raise CheckpointError(f"{path} has format {header['format']!r}; this version reads format {_FORMAT}")
     if header["checksum"] != _checksum(tensors):
-        raise _damaged(directory, "its checksum is another")
+        raise _damaged(directory, "its checksum does not match")
     return tensors, header
 
 

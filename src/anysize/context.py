@@ -1,4 +1,4 @@
-"""What server and clients both know: the model without its weights, the task, the sizes, the options."""
+"""What the server and the clients both know: the model without its weights, the task, the sizes, the options."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Size:
     """How large a network is, with one label: the key in every table and file.
 
     Attributes:
-        width: the part of the channels.
-        name: the label, where it is not the width.
+        width: the fraction of the channels.
+        name: the label, if it is not the width.
         depth: how many blocks of every stage; None for all.
-        mask: the part of the weights that a mask sets to zero.
+        mask: the fraction of the weights that a mask sets to zero.
 
     >>> Size(0.25).label
     '0.25'
@@ -44,7 +44,7 @@ class Size:
     depth: int | None = None
     mask: float = 0.0
     robustness: float | None = None
-    """Between 0 (accurate) and 1 (robust), where a method offers a choice; None for its default. Not in the label."""
+    """Between 0 (accurate) and 1 (robust), if a method offers a choice; None for its default. Not in the label."""
 
     @property
     def label(self) -> str:
@@ -53,7 +53,7 @@ class Size:
 
     @property
     def order(self) -> tuple[float, float, float, str]:
-        """A sorting key, smallest first: by width, depth and what the mask leaves."""
+        """A sort key, smallest first: by width, depth and how much the mask keeps."""
         return self.width, self.depth or math.inf, -self.mask, self.label
 
     def holds(self, other: Size) -> bool:
@@ -67,11 +67,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Proxy:
-    """A little data of the server's own, and the ordinary local training on it.
+    """A little data on the server, and the ordinary local training on it.
 
     Attributes:
-        share: that part of the training data, drawn evenly, a fifth of it held out.
-        perform: what a client does with a message; see `anysize.local.perform`.
+        share: gives a fraction of the training data, drawn evenly, with a fifth of it held out.
+        perform: does what a client does with a message; see `anysize.local.perform`.
     """
 
     share: Callable[[float], Share]
@@ -83,8 +83,8 @@ class Levels:
     """The robustness that a customised network can have.
 
     Attributes:
-        values: ascending; the first is the default.
-        mixes: whether everything between two values is allowed too, every tensor lying between theirs.
+        values: the levels, ascending; the first is the default.
+        mixes: whether all levels between two values are allowed too, as mixtures of their tensors.
 
     >>> Levels((0.0, 1.0), mixes=True).allows(0.3), Levels((0.0, 1.0)).allows(0.3)
     (True, False)
@@ -94,7 +94,7 @@ class Levels:
     mixes: bool = False
 
     def allows(self, value: float) -> bool:
-        """Whether a network can have it."""
+        """Whether a network can have this level."""
         return self.values[0] <= value <= self.values[-1] if self.mixes else value in self.values
 
     def __str__(self) -> str:
@@ -105,28 +105,28 @@ class Levels:
 
 @dataclass(frozen=True)
 class Context:
-    """Immutable, and the same on the server and on every client, but for what only the server has.
+    """The immutable facts of an experiment, the same on the server and every client except for what only a server has.
 
     Attributes:
-        template: the full network's structure (a skeleton: no weights), its batch-norm treated as `tricks` says.
+        template: the full network's structure (a skeleton: no weights), with batch-norm as `tricks` says.
         axes: which axis of which tensor belongs to which width group.
         task: what is learned.
         sizes: the sizes that the fleet trains, smallest first.
         training: the local training options.
-        tricks: the shared tricks, the method's own where the experiment gives none.
+        tricks: the shared tricks; the method's own values if the experiment gives none.
         augment: names of the augmentations of a client's batches.
-        classes: how many classes the task has; None where it has none.
-        scarce_activations: whether a device's budget limits what a training step holds, so that a method should spend
-            time rather than memory.
-        seed: of the whole run.
+        classes: how many classes the task has; None if it has none.
+        scarce_activations: whether a device's budget limits the memory of a training step, so that a method should
+            spend time rather than memory.
+        seed: the seed of the whole run.
         initial: the full network's weights at the start; None on a client.
-        built: networks that `local` trains again and again, by method and shapes; a cache, no part of what is known.
-        pretrained: whether `initial` was learned, so that a method must start from it rather than draw its own.
+        built: a cache, by method and shapes, of networks that `local` trains again and again.
+        pretrained: whether `initial` was learned, so that a method must start from it rather than draw new weights.
         stages: the blocks that can be removed.
-        proxy: data and training for what a method finds out before the first round; None on a client.
-        table: what it found out; None on a client, and for methods that need none.
+        proxy: data and training for what a method measures before the first round; None on a client.
+        table: the results of these measurements; None on a client, and for methods that need none.
         device: where a client's tensors are while it works.
-        tells: what a client may tell of its data: its number of "samples", its "labels" (which classes it has).
+        tells: what a client may reveal about its data: its number of "samples", its "labels" (which classes it has).
     """
 
     template: nn.Module
@@ -162,7 +162,7 @@ class Context:
         return self.sizes[-1]
 
     def start(self) -> Mapping[str, Tensor]:
-        """The full network's weights at the start; an error on a client, which never holds them."""
+        """The full network's weights at the start; fails on a client, which never holds them."""
         assert self.initial is not None, "only the server holds the initial weights"
         return self.initial
 

@@ -1,4 +1,4 @@
-"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is there."""
+"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is kept."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class Exported:
 
 
 def export(network: nn.Module, path: str | Path, signature: Signature, about: Json | None = None) -> Exported:
-    """Writes `network` in the format of the path's ending, and checks what was written against the network.
+    """Write `network` in the format of the path's ending, and check the file against the network.
 
     Args:
-        network: in evaluation mode, with fixed statistics.
-        path: ending in .onnx (any number of samples in a batch), .pt2 (torch.export) or .safetensors (weights).
+        network: a network in evaluation mode, with fixed statistics.
+        path: a path that ends in .onnx (any number of samples in a batch), .pt2 (torch.export) or .safetensors
+            (weights).
         signature: shapes and types of its inputs.
-        about: facts to store beside the weights, where the format can.
+        about: facts to store with the weights, if the format can.
     """
     path = Path(path)
     check_path(path)
@@ -64,7 +65,7 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
         write(network, partial, inputs, about or {})
         difference = _difference(read(network, partial, inputs), expected)
         if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise ModelError(f"{path}: what was written does not compute what the network does: {difference:g} apart")
+            raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
         partial.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
@@ -75,7 +76,7 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
 
 
 def check_path(path: Path, endings: Collection[str] | None = None) -> None:
-    """Refuses a path that no network can be written to; by default one that `export` cannot write."""
+    """Refuse a path that no network can be written to; by default, one that `export` cannot write."""
     known = _FORMATS if endings is None else endings
     if path.suffix.lower() not in known:
         raise ModelError(unknown("export format", path.suffix or path.name, known))
@@ -86,11 +87,11 @@ def check_path(path: Path, endings: Collection[str] | None = None) -> None:
 
 
 def sample_inputs(signature: Signature, count: int) -> Tensor:
-    """Random inputs of the kind that the network takes: values in [0, 1], or tokens."""
+    """Random inputs of the network's input type: values in [0, 1], or tokens."""
     random = generator("export", count)
     shape = (count, *signature.input_shape)
     if signature.tokens:
-        # The vocabulary is known where every position is predicted; elsewhere any has at least two tokens.
+        # The vocabulary is known if every position is predicted; otherwise it has at least two tokens.
         vocabulary = signature.outputs if signature.target_shape == signature.input_shape else 2
         return torch.randint(vocabulary, shape, generator=random)
     return torch.rand(shape, generator=random)
@@ -125,7 +126,7 @@ def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    # One sample at a time as well: a batch size that became a constant would show here.
+    # Also one sample at a time: a batch size that became a constant would show here.
     rows = [session.run(None, {"input": inputs[i : i + 1].numpy()})[0] for i in range(len(inputs))]
     return torch.cat([torch.from_numpy(row) for row in rows])
 
@@ -160,7 +161,7 @@ def onnx_needs() -> str | None:
 
 @contextlib.contextmanager
 def traced(form: str, path: Path) -> Iterator[None]:
-    """Turns whatever the tracer raises into one line that names the way out; it raises types of many kinds."""
+    """Turn any exception of the tracer, which raises many types, into one line that says what to do."""
     try:
         with unread_masks():
             yield

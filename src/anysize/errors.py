@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class AnysizeError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it and exits with 2."""
+    """Base of every error that a user can fix; the command line prints it and exits with 2."""
 
 
 class ConfigError(AnysizeError):
-    """The experiment file, or a value given in its place, is not one we can run."""
+    """The experiment file, or a value given instead, cannot be run."""
 
 
 class UsageError(AnysizeError):
@@ -19,7 +19,7 @@ class UsageError(AnysizeError):
 
 
 class DataError(AnysizeError):
-    """A data set is missing, damaged, or too small for what was asked of it."""
+    """A data set is missing, damaged, or too small for what was asked."""
 
 
 class ModelError(AnysizeError):
@@ -27,7 +27,7 @@ class ModelError(AnysizeError):
 
 
 class MethodError(AnysizeError):
-    """A method cannot do what was asked of it, with this model or at this size."""
+    """A method cannot do what was asked, with this model or at this size."""
 
 
 class CheckpointError(AnysizeError):
@@ -39,7 +39,7 @@ class TrustError(AnysizeError):
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
-    """One sentence saying that a name is unknown, the nearest match, and what exists.
+    """One sentence that says that a name is unknown, with the nearest match and all that exist.
 
     >>> unknown("method", "flank", ["fedavg", "flanc"])
     "unknown method 'flank'; did you mean 'flanc'? Known: fedavg, flanc"

@@ -1,4 +1,4 @@
-"""Can my model do this: its width groups, and for every method yes or why not."""
+"""What a model can do: its width groups, and for every method whether it can train the model or why not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anysize.wire import Json
 
 
 def inspect(experiment: Experiment) -> Json:
-    """The width groups as text and as data, and what each method says to this model."""
+    """The width groups as text and as data, and for each method whether it can train this model."""
     axes = experiment.axes
     groups = [
         {
@@ -36,9 +36,9 @@ def inspect(experiment: Experiment) -> Json:
 
 
 def _verdict(experiment: Experiment, name: str) -> Json:
-    """Whether a method, with its own tricks, can train this model: found by really building the smallest and largest.
+    """Whether a method, with its own tricks, can train this model: the smallest and the largest size are really built.
 
-    The experiment's own method has the options of the file, any other its defaults.
+    The experiment's method has the options of the file; any other has its defaults.
     """
     config = experiment.config
     experiment = copy.copy(experiment)

@@ -17,15 +17,16 @@ def fast(x: Tensor) -> Tensor:
 
 
 def layout(module: nn.Module) -> nn.Module:
-    """The same module and names in the memory layout that is fast on a CPU; the same bits with less memory to go over.
+    """The same module and names in the memory layout that is fast on a CPU; the same bits with less memory traffic.
 
-    A max-pooling behind a ReLU goes before it, where there is more for it to take away: the largest of clipped values
-    is the clipped largest value, and both give the same gradient to the same entry. A ReLU behind a layer that does not
-    need its own output again writes into it. Where no gradient is asked for, max-poolings do not note where they found
+    A max-pooling after a ReLU moves before it, so that the ReLU has fewer values to clip: the largest of clipped values
+    is the clipped largest value, and both orders give the same gradient to the same entry. A ReLU after a layer that
+    does not need its own output again works in place. Without gradients, max-poolings do not record where they found
     the largest value.
 
-    In the channels-last layout torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a
-    stride, at some numbers of channels. Such a layer is given every s-th pixel instead, which is the same function.
+    In the channels-last layout, torch 2.13 on a CPU corrupts memory in the backward pass of 1 x 1 convolutions with a
+    stride, for some numbers of channels. Such a layer gets every s-th pixel as its input instead, which is the same
+    function.
     """
     for parent in module.modules():
         for name, child in parent._modules.items():
@@ -44,19 +45,19 @@ def layout(module: nn.Module) -> nn.Module:
 
 
 def channels_last(module: nn.Module) -> nn.Module:
-    """The same module, with the weights that go over images in the memory layout of `fast`."""
+    """The same module, with its convolution weights in the memory layout of `fast`."""
     for part in module.modules():
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None and tensor.dim() == 4:
-                # Not `contiguous`: a weight for one channel is so in both layouts, and torch would take the slow one.
+                # Not `contiguous`: a weight for one channel is so in both layouts, and torch would choose the slow one.
                 tensor.data = tensor.data.to(memory_format=torch.channels_last)
     return module
 
 
 def answering(module: nn.Module) -> nn.Module:
-    """The `layout` of a network in evaluation mode that will not change any more, and has still less to go over.
+    """The `layout` of a network in evaluation mode that will not change any more, with still less memory traffic.
 
-    A max-pooling goes before a batch-norm too, if that has fixed statistics and a positive factor for every channel:
+    A max-pooling moves before a batch-norm too, if that has fixed statistics and a positive factor for every channel:
     then a larger value stays the larger one, and the bits are the same.
     """
     module = layout(module)
@@ -66,13 +67,13 @@ def answering(module: nn.Module) -> nn.Module:
 
 
 def _chains(module: nn.Module) -> list[nn.Sequential]:
-    """The containers whose parts run one after another and in no other way."""
+    """The containers whose parts only ever run one after another."""
     parts = [part for part in module.modules() if isinstance(part, nn.Sequential)]
     return [part for part in parts if type(part).forward is nn.Sequential.forward]
 
 
 def _pool_first(container: nn.Sequential, passes: Callable[[nn.Module], bool]) -> None:
-    """Moves every max-pooling before the layer that it follows, if that lets it pass; the parts keep their names."""
+    """Move every max-pooling before the layer that it follows, if `passes` allows it; the parts keep their names."""
     order = list(container._modules.items())
     for place, ((_, layer), (_, after)) in enumerate(pairwise(order)):
         if layer is not None and isinstance(after, _MaxPool) and passes(layer):
@@ -82,14 +83,14 @@ def _pool_first(container: nn.Sequential, passes: Callable[[nn.Module], bool]) -
 
 
 def _keeps_order(layer: nn.Module) -> bool:
-    """Whether it is a batch-norm that gives the larger of two values of a channel the larger answer, always."""
+    """Whether the layer is a batch-norm that never changes the order of two values of a channel."""
     if not isinstance(layer, _BatchNorm) or layer.training or layer.running_mean is None:
         return False
     return layer.weight is None or bool((layer.weight > 0).all())
 
 
 class _MaxPool(nn.MaxPool2d):
-    """A max-pooling that gives values only: indices of equal zeros would differ where a ReLU is moved behind it."""
+    """A max-pooling that returns values only: the indices of equal zeros would differ if a ReLU moved after it."""
 
     @classmethod
     def like(cls, layer: nn.MaxPool2d) -> _MaxPool:
@@ -107,7 +108,7 @@ class _MaxPool(nn.MaxPool2d):
         return largest.view(samples, height // 2, width // 2, channels).permute(0, 3, 1, 2)
 
     def _halves(self, x: Tensor) -> bool:
-        """Whether it takes the largest of every 2 x 2 pixels, none left over, of images in the channels-last layout."""
+        """Whether it takes the largest of every 2 x 2 pixels, with none left over, of channels-last images."""
         if x.dim() != 4 or x.shape[2] % 2 or x.shape[3] % 2:
             return False
         pairs = all(size in (2, (2, 2)) for size in (self.kernel_size, self.stride))
@@ -117,7 +118,7 @@ class _MaxPool(nn.MaxPool2d):
 
 @dataclass(frozen=True)
 class _EveryPixel:
-    """A forward hook: every pixel that a stride would visit."""
+    """A forward hook that passes on every pixel that a stride would visit."""
 
     rows: int
     columns: int

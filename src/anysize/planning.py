@@ -27,7 +27,7 @@ def plan(experiment: Experiment) -> Json:
                 "mask": size.mask,
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
-                "clients": group.clients or None,  # who comes to a fleet is seen only then
+                "clients": group.clients or None,  # unknown before the clients of a real fleet connect
                 "ways": dict(experiment.method.ways(context, size)),
             }
             | asdict(costs[size.label])
@@ -42,7 +42,7 @@ def plan(experiment: Experiment) -> Json:
 
 
 def _unmeasurable(experiment: Experiment) -> list[str]:
-    """Why a run could not be evaluated as the experiment asks, which a plan need not be."""
+    """Why a run could not be evaluated as the experiment asks; a plan is possible all the same."""
     try:
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
@@ -52,7 +52,7 @@ def _unmeasurable(experiment: Experiment) -> list[str]:
 
 
 def leaves_the_device(experiment: Experiment) -> list[str]:
-    """What a client's messages hold, in words."""
+    """What a client's messages hold, as phrases for people."""
     config, tricks = experiment.config, experiment.context.tricks
     leaves = ["the trained tensors of its sub-model", "its mean training loss"]
     if config.tells("samples"):
@@ -62,10 +62,10 @@ def leaves_the_device(experiment: Experiment) -> list[str]:
     if experiment.context.classes is not None and tricks.classwise_head:
         leaves.append("which classes it holds (for tricks.classwise_head)")
     if tricks.batch_norm in ("batch", "calibrated"):
-        leaves.append("mean and variance of what enters each batch-norm, when it is asked to calibrate")
+        leaves.append("mean and variance of the inputs of each batch-norm, when it calibrates")
     if "clients" in config.evaluation.on or experiment.method.needs_held_out:
         what = "sums and counts" if config.tells("samples") else "means"
         leaves.append(f"{what} of the metrics on its held-out share")
     if config.own_data:
-        leaves.append("its name, and its capacity or budget, which the size of its sub-model shows too")
+        leaves.append("its name, and its capacity or budget, which the size of its sub-model also reveals")
     return leaves

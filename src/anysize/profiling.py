@@ -1,7 +1,7 @@
-"""Where the time of a round goes: named stages, each with the seconds spent in it and in no stage inside it.
+"""Where the time of a round goes: named stages, each with the seconds spent in it but not in a stage inside it.
 
-A method names a stage of its own with `with stage("svd"): ...` in what runs on the server. Unless a run is profiled,
-that does nothing. What a client does is one stage, "train", on every engine.
+A method adds a stage with `with stage("svd"): ...` in code that runs on the server. Unless a run is profiled, that does
+nothing. All that clients do is one stage, "train", on every engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def take(self) -> dict[str, float]:
-        """The seconds of every stage since the last call, what no stage claims as "other"; starts again from zero."""
+        """The seconds of every stage since the last call, with time outside all stages as "other"; resets to zero."""
         self._credit()
         found, self._seconds = self._seconds, {}
         names = [*STAGES, *(name for name in found if name not in (*STAGES, _OTHER)), _OTHER]
@@ -78,7 +78,7 @@ def staged(name: str, items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def measuring(clock: Clock | None) -> Iterator[None]:
-    """Stages inside are noted by `clock`; by nobody if there is none."""
+    """Inside, `clock` records the stages; None records nothing."""
     global _clock
     before, _clock = _clock, clock
     try:

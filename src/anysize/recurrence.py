@@ -1,8 +1,8 @@
-"""Counting a recurrent layer by a few of its steps.
+"""The cost of a recurrent layer, counted from a few of its steps.
 
-On the meta device torch runs a recurrent layer step by step, each a dozen operations, which takes seconds for a text of
-80 characters. Every step from the second on does the same and holds the same. So while costs are counted, a layer runs
-its first steps only and its output is padded to the full length; what the left-out steps would have added is the
+On the meta device torch runs a recurrent layer step by step, with a dozen operations each, which takes seconds for a
+text of 80 characters. Every step from the second on computes and holds the same amount. So while costs are counted, a
+layer runs only its first steps, and its output is padded to the full length. The steps left out would have added the
 difference between runs of three and of two steps, times their number. That is exact.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Count = Callable[[Callable[[], object]], tuple[int, int]]
-"""Runs something and gives (operations, bytes held for the backward pass)."""
+"""Runs a function and returns (operations, bytes held for the backward pass)."""
 
 _STEPS = 3
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
@@ -43,7 +43,7 @@ class _Call:
 
 
 class FewSteps(TorchFunctionMode):
-    """While it is on, recurrent layers on the meta device run their first steps only."""
+    """While it is active, recurrent layers on the meta device run only their first steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class FewSteps(TorchFunctionMode):
         return (padded.movedim(0, axis), *states)
 
     def left_out(self, count: Count) -> tuple[int, int]:
-        """(operations, bytes held) of the steps that were left out, backward passes included; ask when it is off."""
+        """(operations, bytes held) of the steps left out, including backward passes; call it after the mode ended."""
         operations = held = 0
         for call in self._calls:
             more, fewer = (count(lambda call=call, steps=steps: call.run(steps)) for steps in (_STEPS, _STEPS - 1))  # type: ignore[misc]
@@ -74,12 +74,12 @@ class FewSteps(TorchFunctionMode):
 
 
 def _of_whole_sequences(arguments: Sequence[Any]) -> bool:
-    """Whether a call's arguments are a sequence of full batches: a packed one has its weights a place later."""
+    """Whether a call's arguments are a sequence of full batches: in a packed one the weights come one place later."""
     return arguments[0].is_meta and arguments[0].dim() == 3 and isinstance(arguments[2], list | tuple)
 
 
 def _alone(argument: Any) -> Any:
-    """The same argument, tensors apart from the graph that made them."""
+    """The same argument, with tensors detached from the graph that made them."""
     if isinstance(argument, Tensor):
         return torch.empty_like(argument).requires_grad_(argument.requires_grad)
     if isinstance(argument, list | tuple):

@@ -1,4 +1,4 @@
-"""Random generators derived by name, so that the same choice is made on every engine and after a resume."""
+"""Random generators derived by name, so that every engine makes the same choices, also after a resume."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""For devices: loads a bundle, and switches its size and its robustness between two predictions.
+"""For devices: load a bundle, and switch its size and its robustness between two predictions.
 
     network = load("net.anysize", size="0.25")
     logits = network(x)                     # x as raw inputs, images in [0, 1]
     network.switch("1.0", robustness=0.3)
     logits = network(x)
 
-This file needs PyTorch and safetensors and nothing else of this package: it can be copied to a device alone.
+This file needs only PyTorch and safetensors, and nothing else from this package: it can be copied to a device alone.
 
-A bundle is one safetensors file. Its tensors are stored once; its note, a JSON object, says for every size which of
-them, and which part of each, the network uses, and lists the network's operations. Nothing in it is code: operations
-are looked up in a fixed list, every network is tried on the meta device, where nothing is allocated, before it is
-first used, and what does not fit is refused.
+A bundle is one safetensors file. Its tensors are stored once. Its note, a JSON object, says for every size which
+tensors the network uses, and which part of each, and lists the network's operations. Nothing in it is code: operations
+are looked up in a fixed list, and before a network is first used, it is tried on the meta device, where nothing is
+allocated; what does not fit is refused.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from torch import Tensor
 FORMAT = "anysize-bundle-1"
 NOTE = "anysize"
 SMALL = "small"
-"""The name of the tensor that holds the small ones in a row, since each alone would cost a line in the file's head."""
+"""The name of the tensor that holds all small ones in a row, since each would need an entry in the file's header."""
 
 _MOST_NODES = 100_000
-_MOST_BYTES = 1 << 30  # of one intermediate value, per sample
+_MOST_BYTES = 1 << 30  # limit on one intermediate value, per sample
 _PIECE = 1 << 20
 
-# Functions of their arguments alone: none draws random numbers, writes into its inputs, or reads beside its tensors.
+# Pure functions of their arguments: none draws random numbers, writes to its inputs, or reads outside its tensors.
 _ALLOWED = """
 _native_batch_norm_legit_no_training.default _softmax.default _log_softmax.default _to_copy.default
 _unsafe_view.default abs.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
@@ -71,7 +71,7 @@ unflatten.int unsqueeze.default upsample_bilinear2d.vec upsample_nearest2d.vec v
 view.default where.ScalarOther where.ScalarSelf where.self zeros.default zeros_like.default
 """
 _OPERATIONS = frozenset(f"aten.{name}" for name in _ALLOWED.split())
-# On numbers: sizes of the batch and what is computed from them.
+# Functions of numbers: the batch size and what is computed from it.
 _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "add": operator.add,
@@ -92,22 +92,22 @@ _CONSTANTS: Mapping[str, Any] = {
 _INTEGERS = (torch.int64, torch.int32)
 
 Recipe = int | list[Any] | dict[str, Any]
-"""How a network's tensor is made: a stored one's number, which is below zero for a small one; [number, parts of its
-axes, divisor]; or {"product": [coefficients, basis]}."""
+"""How to make a network's tensor: the number of a stored tensor, which is negative for a small one; [number, parts of
+its axes, divisor]; or {"product": [coefficients, basis]}."""
 
 
 class BundleError(Exception):
-    """A bundle is damaged, was not written by anysize, or cannot do what was asked of it."""
+    """A bundle is damaged, was not written by anysize, or cannot do what was asked."""
 
 
 def load(path: str | Path, size: str | None = None, robustness: float | None = None, *, verify: bool = True) -> Network:
-    """The network in a bundle, at a size: by default the largest, and as robust as it was made to be by default.
+    """The network in a bundle, by default at its largest size and its default robustness.
 
     Args:
         path: a file that `anysize customize --bundle` wrote.
-        size: one of its sizes, as its label.
+        size: the label of one of its sizes.
         robustness: between 0 (accurate) and 1 (robust), for bundles of robust networks.
-        verify: read the file through once and compare its checksum; False reads no more than the size needs.
+        verify: read the whole file once and compare its checksum; False reads no more than the size needs.
     """
     source = _Source(Path(path))
     if verify:
@@ -125,7 +125,7 @@ def known_operation(name: str) -> bool:
 
 
 def constant_name(value: Any) -> str | None:
-    """How a bundle writes a dtype or a memory format; None for those that it cannot hold.
+    """The name by which a bundle writes a dtype or a memory format; None for those that it cannot hold.
 
     >>> constant_name(torch.float32)
     'float32'
@@ -134,7 +134,7 @@ def constant_name(value: Any) -> str | None:
 
 
 def digest(note: Mapping[str, Any], data: Iterator[bytes]) -> str:
-    """The checksum of a bundle's note, without the checksum itself, and of its tensors' bytes."""
+    """The checksum of a bundle's note (without the checksum itself) and its tensors' bytes."""
     plain = {key: value for key, value in note.items() if key != "sha256"}
     total = hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
     for piece in data:
@@ -143,7 +143,7 @@ def digest(note: Mapping[str, Any], data: Iterator[bytes]) -> str:
 
 
 class Network:
-    """A bundle's networks; one of them is in use. Those that were used once stay in memory until `forget`."""
+    """A bundle's networks; one of them is in use. Networks used before stay in memory until `forget`."""
 
     def __init__(self, source: _Source, note: _Note) -> None:
         self._source = source
@@ -169,12 +169,12 @@ class Network:
 
     @property
     def robustness(self) -> float | None:
-        """The robustness in use; None where the bundle has no choice."""
+        """The robustness in use; None if the bundle has no choice."""
         return self._robustness
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Values that `robustness` may have; if there are two, all between them too; none if there is no choice."""
+        """The values that `robustness` may have; with two, also all between them; empty if there is no choice."""
         return tuple(self._note.networks[self._size].levels)
 
     @property
@@ -189,11 +189,11 @@ class Network:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Facts about the run, and the normalisation that the network applies itself: mean and std, or None."""
+        """Facts about the run, and the normalisation that the network applies to its inputs: mean and std, or None."""
         return self._note.about
 
     def switch(self, size: str | None = None, robustness: float | None = None) -> Network:
-        """The same object, another size or robustness in use; None leaves either as it is."""
+        """This object, now using another size or robustness; None leaves either as it is."""
         label = self._size if size is None else size
         if label not in self._note.networks:
             raise BundleError(f"there is no size '{label}' in the bundle; it has {', '.join(self.sizes)}")
@@ -206,7 +206,7 @@ class Network:
         return self
 
     def forget(self) -> None:
-        """Frees the memory of every network but the one in use."""
+        """Free the memory of every network but the one in use."""
         kept = (self._size, self._robustness)
         self._ready = {kept: self._tensors}
         self._plain.clear()
@@ -217,21 +217,21 @@ class Network:
         """The outputs for a batch of raw inputs (N, *input_shape)."""
         if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
             raise BundleError(
-                f"inputs have shape {tuple(x.shape)}; (N, {', '.join(map(str, self.input_shape))}) is due"
+                f"inputs have shape {tuple(x.shape)}; expected (N, {', '.join(map(str, self.input_shape))})"
             )
         if self._note.tokens and x.dtype not in _INTEGERS:
-            raise BundleError(f"inputs are {x.dtype}; tokens as int64 are due")
+            raise BundleError(f"inputs are {x.dtype}; expected tokens as int64")
         if not self._note.tokens and x.dtype != torch.float32:
-            raise BundleError(f"inputs are {x.dtype}; float32 is due, images in [0, 1]")
+            raise BundleError(f"inputs are {x.dtype}; expected float32, images in [0, 1]")
         assert self._program is not None
         with torch.inference_mode():
             return self._program.run(x, self._tensors)
 
     def predict(self, x: Tensor) -> list[str]:
-        """The name of the likeliest class of each sample, its number where classes have no names."""
+        """The name of the likeliest class of each sample, or its number if classes have no names."""
         outputs = self(x)
         if outputs.dim() != 2:
-            raise BundleError(f"outputs have shape {tuple(outputs.shape)}; classes can be named for (N, classes) only")
+            raise BundleError(f"outputs have shape {tuple(outputs.shape)}; predict needs outputs (N, classes)")
         names = self.class_names
         return [str(i) if names is None else names[i] for i in outputs.argmax(1).tolist()]
 
@@ -263,7 +263,7 @@ class Network:
         return tensors
 
     def _tried(self, layout: _Layout) -> list[Tensor]:
-        """The tensors of a size, with which its program was tried on the meta device."""
+        """The tensors of a size, after its program ran with them on the meta device."""
         if layout.graph not in self._graphs:
             with self._source.blamed():
                 self._graphs[layout.graph] = _Program(self._note.graphs[layout.graph])
@@ -277,13 +277,13 @@ class Network:
 
 @dataclass(frozen=True)
 class _Layout:
-    """One size: which program, and how its tensors are made.
+    """One size: its program, and how its tensors are made.
 
     Attributes:
         graph: the number of its program.
         tensors: a recipe for each tensor of the program.
-        robust: other recipes for some of them, one for each level.
-        levels: of robustness, ascending.
+        robust: for some tensors other recipes, one for each level.
+        levels: the levels of robustness, ascending.
         mixes: whether every level between two is a mixture of them.
         default: the level in use if none is asked for.
     """
@@ -298,7 +298,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Note:
-    """What a bundle says beside its tensors."""
+    """The contents of a bundle's note."""
 
     sizes: tuple[str, ...]
     networks: dict[str, _Layout]
@@ -311,7 +311,7 @@ class _Note:
 
 
 def _read_note(note: Mapping[str, Any]) -> _Note:
-    """The note, its parts of the right kinds; whether they fit together shows when a network is tried."""
+    """The note, with its parts checked for type; whether they fit together shows when a network is tried."""
     networks = {str(entry["size"]): _read_layout(entry) for entry in note["networks"]}
     names = note["class_names"]
     read = _Note(
@@ -339,12 +339,12 @@ def _read_layout(entry: Mapping[str, Any]) -> _Layout:
     _demand(all(0 <= place < len(tensors) for place in others), "a robust tensor has no place")
     _demand(all(len(recipes) == len(levels) for recipes in others.values()), "a level of robustness lacks a tensor")
     graph, default = entry["graph"], float(robust["default"])
-    _demand(type(graph) is int, "a program's number is no number")
+    _demand(type(graph) is int, "a program's number is not a number")
     return _Layout(graph, tensors, others, levels, bool(robust["mixes"]), default)
 
 
 def _shape(values: Sequence[Any]) -> tuple[int, ...]:
-    _demand(all(type(value) is int and value > 0 for value in values), f"{values} is no shape")
+    _demand(all(type(value) is int and value > 0 for value in values), f"{values} is not a shape")
     return tuple(values)
 
 
@@ -357,7 +357,7 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 
 class _Source:
-    """The file: reads the parts of its tensors that are needed, each once."""
+    """The file: reads only the parts of its tensors that are needed, each once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -375,27 +375,27 @@ class _Source:
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
         except KeyError as error:
-            raise BundleError(f"{path} is no bundle of anysize: it has no {error}") from None
+            raise BundleError(f"{path} is not an anysize bundle: it has no {error}") from None
         except (safetensors.SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise BundleError(f"{path} is damaged or no bundle of anysize ({error})") from None
+            raise BundleError(f"{path} is damaged or not an anysize bundle ({error})") from None
 
     def verify(self) -> None:
-        """Refuses a file whose checksum is not the one that it was written with."""
+        """Refuse a file whose checksum is not the one that it was written with."""
         if digest(self._raw, self._data()) != self._raw.get("sha256"):
             raise BundleError(f"{self._path} is damaged: its checksum is not the one that it was written with")
 
     def checked(self) -> _Note:
-        """What the note says."""
+        """The checked note."""
         with self.blamed():
             return _read_note(self._raw)
 
     def make(self, recipe: Recipe) -> Tensor:
-        """The tensor of a recipe; a view of what is in memory already where it can be."""
+        """The tensor of a recipe; if possible, a view of a tensor that is already in memory."""
         with self.blamed():
             return self._made(recipe)
 
     def levels(self, layout: _Layout, tensors: Sequence[Tensor]) -> _Levels:
-        """The tensors that differ between levels of robustness, at each; of the shapes that they have in `tensors`."""
+        """The tensors that differ between levels of robustness, at each level; shaped as in `tensors`."""
         with self.blamed():
             shapes = [tensors[place].shape for place in layout.robust]
             rows = []
@@ -410,7 +410,7 @@ class _Source:
             return _Levels(rows, shapes)
 
     def forget(self) -> None:
-        """Drops what was read; networks in use keep their own."""
+        """Drop what was read; networks in use keep their tensors."""
         self._read.clear()
 
     def _made(self, recipe: Recipe) -> Tensor:
@@ -423,7 +423,7 @@ class _Source:
         return tensor if divisor is None else tensor / float(divisor)
 
     def _part(self, number: int, axes: list[Any]) -> Tensor:
-        """The part of a stored tensor: per axis null (all), a count (the first ones) or runs [start, count]."""
+        """A part of a stored tensor: per axis null (all), a count (the first entries) or runs [start, count]."""
         stored = self._stored[number]
         asked = [*axes, *[None] * (len(stored.shape) - len(axes))]
         _demand(len(asked) == len(stored.shape), f"tensor {number} has no axis {len(asked) - 1}")
@@ -463,19 +463,19 @@ class _Source:
                 yield piece
 
     def blamed(self) -> _Blamed:
-        """Makes whatever goes wrong inside an error about this file."""
+        """Turn any error inside into an error about this file."""
         return _Blamed(self._path)
 
 
 @dataclass(frozen=True)
 class _Levels:
-    """The tensors that change with robustness, at each level one behind the other, so that all are mixed at once."""
+    """The tensors that change with robustness, joined into one per level, so that all are mixed at once."""
 
     rows: list[Tensor]
     shapes: list[torch.Size]
 
     def at(self, level: float, layout: _Layout) -> list[Tensor]:
-        """The tensors at a level: those of the level, or between those of the two ends."""
+        """The tensors at a level: those of the level, or a mixture of those at the two ends."""
         if layout.mixes:
             low, high = layout.levels
             row = torch.lerp(self.rows[0], self.rows[1], (level - low) / (high - low))
@@ -487,7 +487,7 @@ class _Levels:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor in the file: a whole one, or with an offset a part of the one that holds the small ones in a row."""
+    """A tensor in the file: a whole one or, with an offset, a part of the tensor that holds the small ones."""
 
     key: str
     shape: tuple[int, ...]
@@ -495,7 +495,7 @@ class _Stored:
 
 
 def _packed(shapes: Sequence[Sequence[Any]]) -> dict[int, _Stored]:
-    """The small tensors, numbered downwards from -1."""
+    """The small tensors, numbered from -1 downwards."""
     found: dict[int, _Stored] = {}
     offset = 0
     for number, shape in enumerate(shapes, start=1):
@@ -506,7 +506,7 @@ def _packed(shapes: Sequence[Sequence[Any]]) -> dict[int, _Stored]:
 
 @dataclass(frozen=True)
 class _Blamed:
-    """Says of whatever goes wrong inside that the file is to blame."""
+    """Turns any error inside into an error that blames the file."""
 
     path: Path
 
@@ -522,14 +522,14 @@ class _Blamed:
 
 
 def _end(part: Any, size: int) -> int:
-    """How many first entries of an axis a part reaches to."""
+    """How many entries of an axis, from the first on, cover a part."""
     if part is None:
         return size
     runs = part if isinstance(part, list) else [[0, part]]
     fits = all(type(n) is int and n >= 0 for run in runs for n in run) and all(len(run) == 2 for run in runs)
-    _demand(bool(runs) and fits, f"{part} is no part of an axis")
+    _demand(bool(runs) and fits, f"{part} is not a part of an axis")
     end = max(start + count for start, count in runs)
-    _demand(0 < end <= size and sum(count for _, count in runs) <= size, f"{part} is no part of an axis of {size}")
+    _demand(0 < end <= size and sum(count for _, count in runs) <= size, f"{part} is not a part of an axis of {size}")
     return int(end)
 
 
@@ -545,7 +545,7 @@ def _composed(coefficients: Tensor, basis: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Node:
-    """One operation: its function, its arguments as written, and which values nobody needs afterwards."""
+    """One operation: its function, its arguments as written, and which values no later operation needs."""
 
     function: Callable[..., Any]
     arguments: list[Any]
@@ -565,7 +565,7 @@ class _Program:
             raise BundleError(f"the bundle asks for operations that are not allowed: {', '.join(foreign)}")
         self._functions = [_function(name) for name in self._names]
         self._output = graph["output"]
-        _demand(type(self._output) is int and 0 <= self._output <= len(nodes), "the output is no value")
+        _demand(type(self._output) is int and 0 <= self._output <= len(nodes), "the output is not a value")
         last = {value: place for place, node in enumerate(nodes) for value in _values(node[1:])}
         ending: dict[int, list[int]] = {}
         for value, place in last.items():
@@ -586,7 +586,7 @@ class _Program:
         return output
 
     def trial(self, note: _Note, tensors: Sequence[Tensor]) -> None:
-        """Refuses a program that does not run with these tensors, or whose values are too large, on the meta device."""
+        """Refuse a program that does not run with these tensors on the meta device, or makes too large values."""
         kind = torch.int64 if note.tokens else torch.float32
         values: list[Any] = [torch.zeros(1, *note.input_shape, dtype=kind, device="meta")]
         bare = [torch.empty_like(tensor, device="meta") for tensor in tensors]
@@ -596,18 +596,18 @@ class _Program:
                 options = {name: _filled(value, values, bare) for name, value in node.options.items()}
                 options |= {"device": "meta"} if _makes(node.function) else {}
                 values.append(node.function(*arguments, **options))
-                _demand(_size_bytes(values[-1]) <= _MOST_BYTES, "one of its values is larger than 1 GiB a sample")
+                _demand(_size_bytes(values[-1]) <= _MOST_BYTES, "one of its values is larger than 1 GiB per sample")
             shape = tuple(values[self._output].shape)
-        except Exception as error:  # torch raises types of many kinds
+        except Exception as error:  # torch raises exceptions of many types
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BundleError(f"the bundle's network does not run: {reason}") from None
         if shape != (1, *note.output_shape):
-            raise BundleError(f"the bundle's network gives {shape[1:]} a sample; its note says {note.output_shape}")
+            raise BundleError(f"the bundle's network returns {shape[1:]} per sample; its note says {note.output_shape}")
 
     def _node(self, node: Sequence[Any], place: int, done: list[int]) -> _Node:
         number, arguments, *more = node
         _demand(type(number) is int and 0 <= number < len(self._functions), f"operation {number} is not listed")
-        _demand(all(0 <= value <= place for value in _values(node[1:])), "a value is used before it is made")
+        _demand(all(0 <= value <= place for value in _values(node[1:])), "a value is used before it is computed")
         options = {str(name): _plain(value) for name, value in (more[0] if more else {}).items()}
         return _Node(self._functions[number], [_plain(argument) for argument in arguments], options, tuple(done))
 
@@ -623,11 +623,11 @@ class _Parameter:
 
 
 def _plain(written: Any) -> Any:
-    """An argument as it was written: "#3" is a value, "$3" a tensor, "@x" a constant, "=x" a text."""
+    """The argument that was written: "#3" is a value, "$3" a tensor, "@x" a constant, "=x" a text."""
     if isinstance(written, list):
         return [_plain(item) for item in written]
     if not isinstance(written, str):
-        _demand(written is None or isinstance(written, bool | int | float), f"{written!r} is no argument")
+        _demand(written is None or isinstance(written, bool | int | float), f"{written!r} is not an argument")
         return written
     kind, rest = written[:1], written[1:]
     if kind == "#":
@@ -635,9 +635,9 @@ def _plain(written: Any) -> Any:
     if kind == "$":
         return _Parameter(int(rest))
     if kind == "@":
-        _demand(rest in _CONSTANTS, f"'{rest}' is no constant")
+        _demand(rest in _CONSTANTS, f"'{rest}' is not a constant")
         return _CONSTANTS[rest]
-    _demand(kind == "=", f"'{written}' is no argument")
+    _demand(kind == "=", f"'{written}' is not an argument")
     return rest
 
 
@@ -652,7 +652,7 @@ def _filled(argument: Any, values: Sequence[Any], tensors: Sequence[Tensor]) -> 
 
 
 def _values(written: Any) -> Iterator[int]:
-    """The numbers of the values in an argument as it was written."""
+    """The numbers of the values in a written argument."""
     if isinstance(written, str) and written.startswith("#"):
         yield int(written[1:])
     for item in written if isinstance(written, list | tuple) else written.values() if isinstance(written, dict) else ():
@@ -660,10 +660,10 @@ def _values(written: Any) -> Iterator[int]:
 
 
 def unrolled(graph: Mapping[str, Any]) -> list[Any]:
-    """A program's operations one by one: as a note says, its first ones may stand there several times.
+    """All operations of a program, with repeated ones written out.
 
     Args:
-        graph: a program; its "repeat" is how many operations, how many times, and how many tensors each time has.
+        graph: a program; its "repeat" is [how many first operations repeat, how often, how many tensors each time].
 
     >>> unrolled({"nodes": [[0, ["#0", "$0"]], [1, ["#1", "#2"]]], "repeat": [1, 2, 1]})
     [[0, ['#0', '$0']], [0, ['#0', '$1']], [1, ['#1', '#2']]]
@@ -672,13 +672,13 @@ def unrolled(graph: Mapping[str, Any]) -> list[Any]:
     length, count, tensors = graph.get("repeat", (0, 1, 0))
     whole = all(type(number) is int and number >= 0 for number in (length, count, tensors))
     fits = whole and length <= len(nodes) and max(length, 1) * count <= _MOST_NODES
-    _demand(fits, f"{length} operations {count} times are no part of it")
+    _demand(fits, f"it cannot repeat {length} operations {count} times")
     again = [shifted(node, i * length, i * tensors) for i in range(count) for node in nodes[:length]]
     return again + nodes[length:]
 
 
 def shifted(written: Any, values: int, tensors: int) -> Any:
-    """An operation as it was written, further on: with later values, but for the input, and later tensors.
+    """A written operation with later values (except the input) and later tensors.
 
     >>> shifted([2, ["#0", "#3", "$1"]], 10, 5)
     [2, ['#0', '#13', '$6']]
@@ -701,7 +701,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _makes(function: Callable[..., Any]) -> bool:
-    """Whether an operation makes a tensor of nothing, and so needs to be told where."""
+    """Whether an operation creates a tensor without inputs, and so needs to be told the device."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         return False

@@ -1,10 +1,10 @@
-"""Clients of equal shape trained together: one batched operation for all of them instead of one each.
+"""Clients of equal shape trained together: one batched operation for all of them instead of one for each.
 
-Small linear networks spend most of a step on calling operations, not on arithmetic. A *stack* is several clients'
-sub-models with a new first axis, and travels as one sub-model; its loss is the method's own under `torch.func.vmap`.
-Which clients are stacked depends on their order, their shapes, their number of samples and `training.stack` alone, so
-every engine that stacks ends in the same bits. They are not the last bits of clients trained one by one: batched
-operations add in another order.
+Small linear networks spend most of a step on calling operations, not on arithmetic. A *stack* joins several clients'
+sub-models along a new first axis and is sent as one sub-model; its loss is the method's own under `torch.func.vmap`.
+Which clients are stacked depends only on their order, their shapes, their number of samples and `training.stack`, so
+every engine that stacks ends with the same bits. The last bits differ from those of clients trained one by one, since
+batched operations add in another order.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from anysize.objectives import Batch, Step, masked_distillation, masked_objectiv
 from anysize.wire import Tensors
 
 STACK = "stack"
-"""The key of a stack's ticket that holds the tickets of its clients."""
+"""The key in a stack's ticket that holds its clients' tickets."""
 
 _CLIP_EPSILON = 1e-6  # as in torch's own clip_grad_norm_
 
 
 def stacks(sub_models: Iterable[SubModel], limit: int, samples: Callable[[int], int]) -> Iterator[SubModel]:
-    """The sub-models in the same order, neighbours of one kind stacked; one that has no such neighbour stays alone."""
+    """The sub-models in the same order, neighbours of one kind stacked; one without such neighbours stays alone."""
     for _, alike in groupby(sub_models, lambda sub_model: _kind(sub_model, samples)):
         while together := list(islice(alike, limit)):
             yield stack(together) if len(together) > 1 else together[0]
 
 
 def _kind(sub_model: SubModel, samples: Callable[[int], int]) -> object:
-    """Equal for clients that can be trained together; different for all others."""
+    """A key that is equal for clients that can be trained together, and different for all others."""
     ticket = sub_model.ticket
     if ticket["task"] != "train":
         return object()
@@ -56,7 +56,7 @@ def _kind(sub_model: SubModel, samples: Callable[[int], int]) -> object:
 
 
 def stack(sub_models: Sequence[SubModel]) -> SubModel:
-    """Several sub-models of equal names and shapes as one, their tickets in its own.
+    """Several sub-models of equal names and shapes as one, whose ticket holds their tickets.
 
     >>> two = [SubModel({"w": torch.full((2,), float(c))}, {"client": c}) for c in range(2)]
     >>> made = stack(two)
@@ -68,7 +68,7 @@ def stack(sub_models: Sequence[SubModel]) -> SubModel:
 
 
 def split(stacked: SubModel) -> list[SubModel]:
-    """The sub-models that `stack` put together, as views."""
+    """The inverse of `stack`: its sub-models, as views."""
     tickets = stacked.ticket[STACK]
     return [SubModel(_slice(stacked.tensors, i), ticket) for i, ticket in enumerate(tickets)]
 
@@ -90,7 +90,7 @@ def perform_any(
     shares: Shares,
     kept: Mapping[str, Tensor] | None = None,
 ) -> Update:
-    """What `local.perform` gives for a client, and the stacked updates for a stack of clients."""
+    """What `local.perform` returns for a client, or the stacked updates for a stack of clients."""
     if STACK not in sub_model.ticket:
         return perform(context, method, sub_model, shares.share(int(sub_model.ticket["client"])), kept)
     own = [shares.share(int(ticket["client"])).train for ticket in sub_model.ticket[STACK]]
@@ -118,7 +118,7 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
         with _explained(method):
             loss = loss_of(parameters, buffers, x, y, received, mask, number)
         optimizer.zero_grad()
-        # No client's loss depends on another's parameters: each gets its own gradient.
+        # No client's loss depends on another's parameters, so each gets its own gradient.
         loss.sum().backward()  # type: ignore[no-untyped-call]
         if number == 0:
             _check_gradients(groups, parameters)
@@ -140,16 +140,16 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
 
 
 def _refused(count: int) -> int:
-    """Raises: a choice that each client makes for itself cannot be made for all at once."""
+    """Raise an error: a choice that each client makes separately cannot be made for all at once."""
     raise MethodError(
-        f"training.stack: the method chooses one of {count} ways at every step, each client for itself, which stacked "
-        "clients cannot; leave training.stack out"
+        f"training.stack: at every step the method makes one of {count} choices for each client separately, which "
+        "stacked clients cannot do; leave training.stack out"
     )
 
 
 @contextmanager
 def _explained(method: Method[Any]) -> Iterator[None]:
-    """Makes an operation that cannot be batched over clients, such as a random choice, an error that says so."""
+    """Turn the failure of an operation that cannot be batched, such as a random choice, into an error that says so."""
     try:
         yield
     except RuntimeError as error:
@@ -163,13 +163,13 @@ def _explained(method: Method[Any]) -> Iterator[None]:
 
 
 def _check_gradients(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
-    """Refuses a network that reads a parameter past its registered name: vmap would not swap it for the client's."""
+    """Refuse a network that bypasses a parameter's registered name: vmap would not swap in the client's parameter."""
     trained = {id(parameter) for group in groups for parameter in group.parameters}
     missed = [name for name, p in parameters.items() if id(p) in trained and p.grad is None]
     if missed:
         raise MethodError(
             f"training.stack: {', '.join(missed)} got no gradient from stacked clients: the network does not use it, "
-            "or holds it outside of its registered parameters; leave training.stack out"
+            "or holds it outside its registered parameters; leave training.stack out"
         )
 
 
@@ -207,7 +207,7 @@ class _Loss:
 
 
 class _Called(nn.Module):
-    """A module whose forward pass is a function of another, so that `functional_call` can swap that one's tensors."""
+    """A module whose forward pass is a function of another module, so that `functional_call` can swap its tensors."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _Called(nn.Module):
 
 
 def clip_each(parameters: Iterable[Tensor], limit: float) -> None:
-    """Scales each client's gradient in place to a norm of at most `limit`, as `clip_grad_norm_` does one client's."""
+    """Scale each client's gradient in place to a norm of at most `limit`, as `clip_grad_norm_` does for one client."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return
@@ -231,7 +231,7 @@ def clip_each(parameters: Iterable[Tensor], limit: float) -> None:
 
 
 def unrolled(layer: nn.RNNBase, x: Tensor, start: Any = None) -> tuple[Tensor, Any]:
-    """What `layer(x, start)` gives, step by step in operations that can be batched over clients; torch's own cannot."""
+    """What `layer(x, start)` returns, computed step by step with operations that, unlike torch's, can be batched."""
     x = x.transpose(0, 1) if layer.batch_first else x  # (T, N, inputs)
     directions = 2 if layer.bidirectional else 1
     first = _first_states(layer, x, start)
@@ -293,16 +293,16 @@ _CELLS: dict[str, Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, .
 
 
 def refusals(context: Context, method: Method[Any]) -> list[str]:
-    """Why clients of the context's network cannot be stacked, a line for each layer or choice; empty if they can."""
+    """Why clients of the context's network cannot be stacked, one line per layer or choice; empty if they can."""
     found = [
         f"{name or 'the network'}: {reason}"
         for name, layer in context.template.named_modules()
         if (reason := _obstacle(layer)) is not None
     ]
     if context.tricks.batch_norm == "local":
-        found.append('tricks.batch_norm = "local": what stays with a client is not stacked')
+        found.append('tricks.batch_norm = "local": tensors that stay with a client cannot be stacked')
     if context.tricks.adversarial:
-        found.append(f"tricks.adversarial = {context.tricks.adversarial:g}: each client draws attacks of its own")
+        found.append(f"tricks.adversarial = {context.tricks.adversarial:g}: each client draws separate attacks")
     if not method.reusable:
         found.append(
             f"the method {type(method).__name__}: a client's network depends on more than the shapes of its tensors, "
@@ -313,18 +313,18 @@ def refusals(context: Context, method: Method[Any]) -> list[str]:
 
 def _obstacle(layer: nn.Module) -> str | None:
     if isinstance(layer, _ConvNd):
-        return "a convolution, which gains nothing"
+        return "a convolution, which would gain nothing"
     if isinstance(layer, _BatchNorm) and layer.track_running_stats:
         return 'batch-norm with running statistics; set tricks.batch_norm = "batch" or "calibrated"'
     if isinstance(layer, _DropoutNd) and layer.p > 0:
-        return "dropout, which draws for each client apart"
+        return "dropout, which draws separately for each client"
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0:
-        return "dropout inside the layer, which draws for each client apart"
+        return "dropout inside the layer, which draws separately for each client"
     return None
 
 
 def check(context: Context, method: Method[Any]) -> None:
-    """Raises a `ConfigError` with every reason why the clients cannot be stacked; does nothing if they can."""
+    """Raise a `ConfigError` with every reason why the clients cannot be stacked; do nothing if they can."""
     found = refusals(context, method)
     if found:
         raise ConfigError(
@@ -335,7 +335,7 @@ def check(context: Context, method: Method[Any]) -> None:
 
 
 def _mask(context: Context, classes: Sequence[Tensor | None]) -> Tensor | None:
-    """A row of booleans per client, the classes that it holds; None where no logit is masked."""
+    """One row of booleans per client: the classes that it holds; None if no logit is masked."""
     held = [own.to(context.device) for own in classes if own is not None]
     if not context.tricks.masked_loss or not held or all(bool(own.all()) for own in held):
         return None

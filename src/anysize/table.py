@@ -1,7 +1,7 @@
 """The look-up table from a budget to a size: proxy accuracy and measured cost of everything a method could train.
 
-A method that has one finds the sizes, their masks and their accuracies (`Method.tabulate`); here their costs are
-measured, and the table is kept in a file, so that `anysize plan` and later runs need not make it again.
+The method finds the sizes, their masks and their accuracies (`Method.tabulate`). This module measures their costs and
+keeps the table in a file, so that `anysize plan` and later runs need not compute it again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Entry:
     """One size that could be trained.
 
     Attributes:
-        size: without a name.
-        accuracy: on the held-out part of the proxy data, after training on the rest of it.
-        masks: per pruned weight which entries stay, as packed bits; empty where it is dense.
-        cost: per unit of a budget.
+        size: the size, without a name.
+        accuracy: the accuracy on the held-out part of the proxy data, after training on the rest.
+        masks: for each pruned weight which entries stay, as packed bits; empty if the network is dense.
+        cost: the cost in each unit of a budget.
     """
 
     size: Size
@@ -41,7 +41,7 @@ class Entry:
     cost: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> Json:
-        """All but the masks."""
+        """The entry as JSON, without the masks."""
         about = asdict(self.size)
         del about["name"]
         return about | {"accuracy": self.accuracy, "cost": dict(self.cost)}
@@ -49,13 +49,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """What could be trained, and how well it did on the proxy data."""
+    """The sizes that could be trained, and how well they did on the proxy data."""
 
     entries: tuple[Entry, ...]
 
     @cached_property
     def best_first(self) -> list[Entry]:
-        """The entries by proxy accuracy, the highest first; among equals the one of fewer bytes."""
+        """The entries by proxy accuracy, the highest first; among equals, the one with fewer bytes first."""
         return sorted(self.entries, key=lambda e: (-e.accuracy, e.cost.get("bytes", 0.0), e.size.order))
 
     def entry(self, size: Size) -> Entry | None:
@@ -64,7 +64,7 @@ class Table:
 
 
 def prepared(experiment: Experiment) -> Table | None:
-    """The method's table with every cost: from its file if it is there, else made, and written if a file is named.
+    """The method's table with all costs: read from its file if that exists, else computed, and written if it has one.
 
     Raises:
         ConfigError: if the file holds the table of another experiment.
@@ -86,7 +86,7 @@ def prepared(experiment: Experiment) -> Table | None:
 
 
 def _cost(experiment: Experiment, table: Table, entry: Entry, timed: bool) -> dict[str, float]:
-    """The cost of an entry in every unit; its time only if that is kept in a file: it never comes out the same."""
+    """The cost of an entry in every unit; time only if the table is kept in a file, since it varies between runs."""
     from anysize.cost import step_latency_ms
     from anysize.methods.base import Client
 
@@ -115,7 +115,7 @@ def fingerprint(experiment: Experiment) -> Json:
 
 
 _NO_MATTER = ("table", "average", "fill")
-"""Options of a method that no table depends on: where it is, and what happens to updates."""
+"""Options of a method on which its table does not depend: the table's file, and what happens to updates."""
 
 
 def _filled(noted: Json, experiment: Experiment) -> Json:
@@ -129,7 +129,7 @@ def _filled(noted: Json, experiment: Experiment) -> Json:
 
 
 def save(path: Path, table: Table, about: Json) -> None:
-    """Writes the table."""
+    """Write the table to a file."""
     tensors = {f"{i}/{name}": bits for i, entry in enumerate(table.entries) for name, bits in entry.masks.items()}
     rows = [entry.to_json() for entry in table.entries]
     if not path.parent.is_dir():
@@ -148,8 +148,8 @@ def read(path: Path, experiment: Experiment) -> Table:
     other = [key for key in about if about[key] != noted.get(key)]
     if other:
         raise ConfigError(
-            f"method.table: {path} was made for another experiment: {', '.join(other)} differ. Delete it to make it "
-            "anew, or name another file"
+            f"method.table: {path} was made for another experiment: {', '.join(other)} differ. Delete it to compute it "
+            "again, or name another file"
         )
     made = []
     for place, row in enumerate(note["entries"]):

@@ -1,6 +1,6 @@
-"""What is learned: the loss, the metrics, and where the classes are in the output.
+"""What is learned: the loss, the metrics, and which axis of the output counts classes.
 
-Metrics are kept as sums and counts, so that batches, clients and devices can be merged exactly.
+Metrics are kept as sums and counts, so that those of batches, clients and devices can be merged exactly.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Task(ABC):
     """A loss to minimise and the metrics to report.
 
     Attributes:
-        metric: the name of the figure of merit, a key of what `metrics` returns.
-        higher_is_better: whether a larger metric is a better one.
-        class_axis: the axis of the output that counts classes, or None where there is none; class-wise tricks need it.
+        metric: the name of the main metric, a key of what `metrics` returns.
+        higher_is_better: whether a larger metric is better.
+        class_axis: the axis of the output that counts classes, or None if there is none; class-wise tricks need it.
     """
 
     metric: ClassVar[str]
@@ -41,8 +41,8 @@ class Task(ABC):
     def distillation(self, output: Tensor, teacher: Tensor) -> Tensor:
         """The mean loss of a batch against another network's outputs, a scalar.
 
-        With classes: the cross-entropy between both networks' probabilities; without: the loss, the teacher's output
-        being the target.
+        With classes: the cross-entropy between both networks' probabilities; without: the loss, with the teacher's
+        output as the target.
         """
         if self.class_axis is None:
             return self.loss(output, teacher)
@@ -51,11 +51,11 @@ class Task(ABC):
 
     @abstractmethod
     def sums(self, output: Tensor, target: Tensor) -> Sums:
-        """Sums over a batch from which `metrics` computes everything, "count" among them."""
+        """Sums over a batch from which `metrics` computes everything, including "count"."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of all batches whose sums were added up, "loss" among them."""
+        """The metrics of all batches whose sums were added up, including "loss"."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Regression(Task):
         loss = sums["squared"] / sums["count"]
         square = sums["target_squared"] / sums["count"]
         variance = square - (sums["target"] / sums["count"]) ** 2
-        # Equal targets leave a variance that is rounding alone: there is nothing to explain then.
+        # If all targets are equal, the variance is only a rounding error: there is nothing to explain.
         return {"r2": 1 - loss / variance if variance > 1e-13 * square else 0.0, "loss": loss}
 
 
@@ -173,7 +173,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task of that name, or the user's own by "module:Class".
+    """The task of that name, or a user's by "module:Class".
 
     >>> task("classification").metric
     'accuracy'
@@ -184,12 +184,12 @@ def task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     except TypeError as error:
         raise ConfigError(f"task '{name}': {error}") from None
     if not isinstance(made, Task):
-        raise ConfigError(f"task.name = '{name}' gives a {type(made).__name__}, not an anysize.Task")
+        raise ConfigError(f"task.name = '{name}' is a {type(made).__name__}, not an anysize.Task")
     return made
 
 
 def add(total: Sums, more: Mapping[str, float]) -> None:
-    """Adds `more` to `total` in place."""
+    """Add `more` to `total` in place."""
     for key, value in more.items():
         total[key] = total.get(key, 0.0) + value
 

@@ -1,7 +1,7 @@
-"""Named tensors plus a small JSON object as bytes: the one format on disk and on the wire.
+"""Named tensors and a small JSON object (the note) as bytes: the one format for files and messages.
 
-The format is safetensors with a single metadata entry, so that equal contents give equal bytes, reading runs no
-code, and a damaged file is refused before anything is built from it.
+The format is safetensors with a single metadata entry. Equal contents give equal bytes, reading runs no code, and
+a damaged file is refused before anything is built from it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
 _NOTE = "anysize"  # the one metadata key: several would be written in random order
-_LONGEST_HEADER = 1 << 24  # bytes; that of a thousand tensors has a hundred thousand
-_EMPTY = "/empty"  # in a state's note: its mappings that hold nothing, which no tensor's name would bring back
+_LONGEST_HEADER = 1 << 24  # bytes; the header of a thousand tensors has about a hundred thousand
+_EMPTY = "/empty"  # in a state's note: its empty mappings, which no tensor's name would restore
 _DTYPES = {  # in the order in which safetensors lays tensors out
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -62,14 +62,14 @@ def dump(tensors: Mapping[str, Tensor], note: Json) -> bytes:
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous()
         address = tensor.untyped_storage().data_ptr()
-        # safetensors refuses tensors that share memory; slices of one tensor do, and each is sent for itself.
+        # safetensors refuses tensors that share memory, as slices of one tensor do, so copy each.
         plain[name] = tensor.clone() if address in storages else tensor
         storages.add(address)
     return safetensors.torch.save(plain, {_NOTE: _json(note)})
 
 
 def load(blob: bytes, source: str = "message") -> tuple[Tensors, Json]:
-    """The tensors and the note in `blob`, refused with one line if it is damaged or not ours."""
+    """The tensors and the note in `blob`; refuses, with one line, bytes that are damaged or not ours."""
     try:
         tensors = safetensors.torch.load(blob)
         length = int.from_bytes(blob[:8], "little")
@@ -83,10 +83,10 @@ def load(blob: bytes, source: str = "message") -> tuple[Tensors, Json]:
 
 
 def peek(blob: bytes, source: str = "message") -> Tensors:
-    """What `load` would give, on the meta device: names, shapes and types from the header alone.
+    """The tensors that `load` would return, on the meta device: names, shapes and types from the header alone.
 
-    So a receiver can refuse what is too large before it allocates any of it. A header that lies about the payload is
-    refused here.
+    So a receiver can refuse a message that is too large before it allocates any of it. A header that lies about the
+    payload is refused here.
 
     >>> peek(dump({"w": torch.ones(2, 3)}, {}))["w"].shape
     torch.Size([2, 3])
@@ -95,7 +95,7 @@ def peek(blob: bytes, source: str = "message") -> Tensors:
     try:
         length = int.from_bytes(blob[:8], "little")
         if length > min(_LONGEST_HEADER, len(blob) - 8):
-            raise ValueError(f"a header of {length} bytes")
+            raise ValueError(f"its header has {length} bytes")
         header = json.loads(blob[8 : 8 + length])
         found: Tensors = {}
         for name, about in header.items():
@@ -105,7 +105,7 @@ def peek(blob: bytes, source: str = "message") -> Tensors:
             first, last = map(operator.index, about["data_offsets"])
             kind = kinds[about["dtype"]]
             if min(shape, default=0) < 0 or last - first != math.prod(shape) * kind.itemsize:
-                raise ValueError(f"'{name}' does not have the bytes of its shape")
+                raise ValueError(f"'{name}' does not have as many bytes as its shape needs")
             found[name] = torch.empty(shape, dtype=kind, device="meta")
         total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
         if total != len(blob) - 8 - length:
@@ -116,7 +116,7 @@ def peek(blob: bytes, source: str = "message") -> Tensors:
 
 
 def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
-    """The length of `dump(tensors, note)`, computed from shapes alone, so that meta tensors have one too."""
+    """The length of `dump(tensors, note)`, computed from shapes alone, so that it works for meta tensors too."""
     # The order and padding of safetensors: by dtype, then by name; header padded to eight bytes.
     rank = {dtype: position for position, dtype in enumerate(_DTYPES)}
     order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
@@ -132,7 +132,7 @@ def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
 
 
 def write(path: Path, blob: bytes) -> None:
-    """Replaces `path` by `blob` in one step: a reader, or a crash, sees the old file or the new one."""
+    """Replace `path` by `blob` in one step: after a crash, and for any reader, it is the old file or the new one."""
     temporary: Path | None = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -149,13 +149,13 @@ def write(path: Path, blob: bytes) -> None:
         if not isinstance(error, OSError):
             raise
         raise CheckpointError(
-            f"could not write {path}: {error.strerror or error}. The file before it is untouched; free some space and "
-            "go on with --resume"
+            f"could not write {path}: {error.strerror or error}. The old file, if any, is untouched; free some space "
+            "and try again (continue a run with --resume)"
         ) from None
 
 
 def copies(tensors: Mapping[str, Tensor]) -> Tensors:
-    """The tensors in memory of their own.
+    """Copies of the tensors that share no memory with them.
 
     >>> tensors = {"w": torch.zeros(1)}
     >>> copies(tensors)["w"].data_ptr() == tensors["w"].data_ptr()
@@ -179,7 +179,7 @@ def flatten(state: Any) -> tuple[Tensors, Json]:
 
 
 def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
-    """The state that `flatten` took apart."""
+    """The inverse of `flatten`: the state of that kind."""
     tree: Json = {}
     for name in sorted(tensors):
         _node(tree, name.split("/")[:-1])[_plain(name.split("/")[-1])] = tensors[name]
@@ -189,14 +189,14 @@ def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
     values = tree | {name: value for name, value in note.items() if name != _EMPTY}
     names = {field.name for field in dataclasses.fields(kind)}
     if set(values) != names:
-        problems = [f"holds {name}, which {kind.__name__} has not" for name in sorted(set(values) - names)]
+        problems = [f"holds {name}, which {kind.__name__} does not have" for name in sorted(set(values) - names)]
         problems += [f"lacks {name}" for name in sorted(names - set(values))]
         raise CheckpointError(f"the checkpoint {'; '.join(problems)}: another method wrote it")
     return kind(**values)
 
 
 def _node(tree: Json, path: list[str]) -> Json:
-    """The mapping at `path`, made where it is missing."""
+    """The mapping at `path`, created if it is missing."""
     node = tree
     for part in path:
         node = node.setdefault(_plain(part), {})
@@ -216,7 +216,7 @@ def _collect(name: str, value: Tensor | Mapping[str, Any], into: Tensors, empty:
 
 
 def _quoted(key: str) -> str:
-    """A key without '/', which joins them: a module's name may hold one."""
+    """A key with '/' escaped, which joins keys: a module's name may hold one."""
     return key.replace("%", "%25").replace("/", "%2F")
 
 

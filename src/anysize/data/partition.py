@@ -155,7 +155,7 @@ class DeviceShares(Shares):
         return self._samples[client]
 
     def group_of(self, client: int) -> str | None:
-        """None: a device is its own group."""
+        """None: devices have no data groups."""
         return None
 
 
@@ -184,7 +184,7 @@ class RemoteShares(Shares):
         return 1
 
     def group_of(self, client: int) -> str | None:
-        """None: a device is its own group."""
+        """None: devices have no data groups."""
         return None
 
 

@@ -360,7 +360,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         return value.detach().cpu()
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{name} holds {array.dtype}, which is no number type; encode it as integers or floats first")
+        raise DataError(f"{name} holds {array.dtype}, which is not a number type; encode it as integers or floats")
     if array.dtype.byteorder not in "=|":
         array = array.astype(array.dtype.newbyteorder("="))
     # torch shares memory only if it may write to it, and does not support negative strides.

@@ -8,7 +8,7 @@ Arithmetic that combines elements or indices unites their atoms; a class of unit
 together.
 
 Why labels, and not a graph of layers with a pruning rule for each (as in Torch-Pruning)? A graph knows which
-*layers* are coupled; somebody must tell it, per layer type, how indices map from one layer to the next. Maps
+*layers* are coupled, but needs a rule per layer type for how indices map from one layer to the next. Maps
 through gates, fused projections, tied tensors, the groups of a norm and sizes written in Python then go wrong,
 some of them silently. Labels carry the map itself.
 

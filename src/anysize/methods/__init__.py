@@ -63,7 +63,7 @@ _ENTRY_POINTS = "anysize.methods"
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Method[Any]:
-    """The method of that name, of an installed plug-in, or the user's own by "module:Class".
+    """The method of that name, built in or from a plug-in, or a user's by "module:Class".
 
     >>> make("flanc", {"orthogonality": 1.0}).orthogonality
     1.0

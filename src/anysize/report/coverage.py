@@ -127,7 +127,7 @@ def trained_by_client(record: Record) -> Figure | None:
         "middle half of its device group. The CSV also has the mean share that it trained in one round.",
         keys=("client", "group", "domain", "rounds", "parameters", "share", "mean_share_a_round"),
         rows=rows,
-        spec=chart(boxes, {**axis("group"), "type": "category"}, share_axis, hovermode="closest"),
+        spec=chart(boxes, {**axis("device group"), "type": "category"}, share_axis, hovermode="closest"),
         height=320,
     )
 

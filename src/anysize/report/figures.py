@@ -244,7 +244,7 @@ def client_distribution(record: Record) -> Figure | None:
         caption=f"After round {scores[0].round}. A point is a client; a box, the middle half of its device group.",
         keys=("round", "client", "group", "size", "samples", metric),
         rows=tuple((s.round, s.client, s.group, s.size, s.samples, s.score) for s in scores),
-        spec=chart(boxes, {**axis("group"), "type": "category"}, _score_axis(record), hovermode="closest"),
+        spec=chart(boxes, {**axis("device group"), "type": "category"}, _score_axis(record), hovermode="closest"),
         height=320,
         wide=True,
     )

@@ -154,7 +154,7 @@ def sizes(record: Record) -> Table:
 def groups(record: Record) -> Table | None:
     """One row per device group: what it trained, what that costs one client, and how often it took part.
 
-    A group that took part but is not in the start event has a row too, so that the counts add up.
+    A device group that took part but is not in the start event has a row too, so that the counts add up.
     """
     announced = {group.name: group for group in record.start.groups}
     taken = [part for round_ in record.rounds for part in round_.clients]
@@ -179,7 +179,7 @@ def groups(record: Record) -> Table | None:
         )
         row_sizes.append(group.size if group else None)
     columns = (
-        Column("group", "group", text, numeric=False),
+        Column("group", "device group", text, numeric=False),
         Column("size", "trained size", text, numeric=False),
         Column("clients", "clients", text),
         Column("capacity", "capacity", text),
@@ -205,7 +205,7 @@ def client_metrics(record: Record) -> Table | None:
     scores = latest.client_metrics
     show = decimals(value for score in scores.values() for value in (score.mean, score.worst_decile, score.spread))
     columns = (
-        Column("group", "group", text, numeric=False),
+        Column("group", "device group", text, numeric=False),
         Column("clients", "clients", text),
         Column("mean", f"mean {metric}", show),
         Column("worst_decile", "worst decile", show),
@@ -214,7 +214,7 @@ def client_metrics(record: Record) -> Table | None:
     rows = tuple((name, score.clients, score.mean, score.worst_decile, score.spread) for name, score in scores.items())
     caption = (
         f"Measured after round {latest.round}, by each client on samples that it never trained on. "
-        "Mean, worst decile and spread are over the clients of the group."
+        "Mean, worst decile and spread are over the clients of the device group."
     )
     return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in scores))
 
