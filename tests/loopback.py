@@ -89,7 +89,7 @@ class Loopback:
     def start(self, name: str, *arguments: object) -> subprocess.Popen[bytes]:
         """Starts an `anysize` command under a name; its output goes to a new log of that name."""
         with (self.logs / f"{name}.log").open("wb") as out:
-            command = [sys.executable, "-m", "anysize.cli", *map(str, arguments)]
+            command = [sys.executable, "-m", "anysize", *map(str, arguments)]
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=self._environment)
         self._processes[name] = process
         return process

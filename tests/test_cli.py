@@ -334,7 +334,7 @@ ELSEWHERE: dict[str, tuple[list[str], str]] = {
     "taken": (["run", "{source}", "--out", "{run}"], "--resume"),
     "a file": (["run", "{source}", "--out", "{source}"], "is a file"),
     "other files": (["run", "{source}", "--out", "{folder}"], "not a run's"),
-    "nothing to resume": (["run", "{source}", "--out", "{folder}/none", "--resume"], "holds no run"),
+    "nothing to resume": (["run", "{source}", "--out", "{folder}", "--resume"], "not a run's"),
     "changed": (["run", "{source}", "--out", "{run}", "--resume", "--set", "seed=5"], "seed: 0 -> 5"),
     "no run to evaluate": (["evaluate", "{folder}"], "holds no checkpoint"),
     "no run to report": (["report", "{folder}"], "events.jsonl"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from anysize.errors import AnysizeError
 from anysize.round import run_round
 from test_engines import bits, clients, experiment
 
+MARK = "ANYSIZE_TEST"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
@@ -44,6 +46,19 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def marked(mark: object) -> list[str]:
+    """The commands of living processes that carry a mark in their environment."""
+    wanted, found = f"{MARK}={mark}\0".encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            about, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if wanted in about + b"\0" and runs(int(path.name)):
+            found.append(command.decode().replace("\0", " ").strip())
+    return found
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> bool:
@@ -178,7 +193,7 @@ from test_engines import experiment
 from anysize.engines.processes import Processes
 made = experiment()
 engine = Processes(made, {}, workers=2)
-print(json.dumps([str(engine._home.path), [worker.process.pid for worker in engine._workers]]), flush=True)
+print(json.dumps([str(engine._crew.home.path), [worker.process.pid for worker in engine._workers]]), flush=True)
 time.sleep(600)
 """
 
@@ -196,5 +211,87 @@ def test_a_killed_server_takes_everything_with_it() -> None:
     os.kill(pids[0], signal.SIGSTOP)  # one that is busy and does not look
     server.kill()
     server.wait()
-    assert until(lambda: not any(map(runs, everything)), 10)
-    assert not Path(home).exists()
+    assert until(lambda: not any(map(runs, everything)), 1)
+    assert until(lambda: not Path(home).exists(), 1)
+
+
+_LOADING = """
+import os, sys, time
+from anysize.engines import crew
+if sys.argv[1] == "subprocesses":
+    crew._Nursery = crew._Subprocesses
+kept = crew.Crew(2)
+print(kept.home.path, flush=True)
+time.sleep(600)
+"""
+
+
+@linux
+@pytest.mark.parametrize("way", ["forks", "subprocesses"])
+def test_a_server_killed_while_its_workers_are_still_loading_leaves_no_process_and_no_file(
+    way: str, tmp_path: Path
+) -> None:
+    environment = os.environ | {MARK: str(tmp_path), "TMPDIR": str(tmp_path)}
+    server = subprocess.Popen([sys.executable, "-c", _LOADING, way], stdout=subprocess.PIPE, env=environment)
+    assert server.stdout is not None
+    with server.stdout:
+        home = Path(server.stdout.readline().decode().strip())
+    assert home.is_dir()
+    loading = {"forks": 1, "subprocesses": 2}[way]
+    assert until(lambda: sum("-m anysize.engines" in command for command in marked(tmp_path)) == loading)
+    server.kill()
+    server.wait()
+    assert until(lambda: not marked(tmp_path), 1 if way == "forks" else 5), marked(tmp_path)
+    assert not home.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+_ENDLESS = """
+import os, subprocess, sys, time
+worker = "import sys, threading; from anysize.engines.worker import end_with\\n"
+worker += "threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()\\n"
+worker += "print(flush=True)\\nwhile True: pass"
+subprocess.Popen([sys.executable, "-c", worker, str(os.getpid())])
+time.sleep(600)
+"""
+
+
+@linux
+def test_a_worker_that_is_no_fork_ends_with_its_server_in_the_middle_of_a_long_step(tmp_path: Path) -> None:
+    environment = os.environ | {MARK: str(tmp_path)}
+    server = subprocess.Popen([sys.executable, "-c", _ENDLESS], stdout=subprocess.PIPE, env=environment)
+    assert server.stdout is not None
+    with server.stdout:
+        assert server.stdout.readline() == b"\n"
+    server.kill()
+    server.wait()
+    assert until(lambda: not marked(tmp_path), 1)
+
+
+@linux
+@pytest.mark.slow
+def test_on_a_busy_machine_too_a_killed_server_is_gone_with_all_that_it_had_within_a_second(tmp_path: Path) -> None:
+    chosen = random.Random(0)
+    source = small.file(tmp_path, rounds=1000, engine={"name": "processes", "workers": 2})
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {MARK: str(tmp_path), "TMPDIR": str(temporary)}
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for i in range(30):
+            run = tmp_path / f"run-{i}"
+            command = [sys.executable, "-m", "anysize", "run", str(source), "--out", str(run)]
+            server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            if i % 2:  # in some round; else while it starts
+                assert until((run / "events.jsonl").exists, 120)
+            time.sleep(chosen.uniform(0, 4))
+            homes = {path.split()[-1] for path in marked(tmp_path) if "rmtree" in path}
+            server.kill()
+            server.wait()
+            assert until(lambda: not marked(tmp_path), 1), marked(tmp_path)
+            assert not any(Path(home).exists() for home in homes)
+            assert list(temporary.iterdir()) == []
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()

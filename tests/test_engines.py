@@ -15,6 +15,7 @@ import torch
 
 from anysize.config import from_dict
 from anysize.engines import shared
+from anysize.engines.folder import Folder, remove_abandoned
 from anysize.engines.inprocess import InProcess
 from anysize.engines.processes import Processes, obstacle
 from anysize.errors import AnysizeError, DataError, MethodError
@@ -169,17 +170,17 @@ def test_workers_measure_with_the_statistics_that_were_calibrated() -> None:
 
 
 def test_what_killed_servers_left_in_shared_memory_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
-    used = shared.Folder(tmp_path)
+    used = Folder(tmp_path)
     killed = tmp_path / "anysize-killed"
     killed.mkdir()
     (killed / "in-use").touch()
     foreign = tmp_path / "anysize-of-another-kind"
     foreign.mkdir()
-    shared.remove_abandoned(tmp_path)
+    remove_abandoned(tmp_path)
     assert used.path.is_dir()
     assert foreign.is_dir()
     assert not killed.exists()
-    used.cleanup()
+    used.remove()
     assert not used.path.exists()
 
 
@@ -201,7 +202,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_closing_ends_the_workers_and_frees_the_memory() -> None:
     made = experiment()
     engine = Processes(made, {}, workers=2)
-    home = engine._home.path
+    home = engine._home
     pids = [worker.process.pid for worker in engine._workers]
     assert home.is_dir()
     engine.close()

@@ -433,8 +433,8 @@ def test_an_error_of_a_strangers_code_tells_the_server_no_data() -> None:
 
 def test_children_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from anysize.deploy.children import Children, stoppable\n"
-        "with stoppable(), Children() as children:\n"
+        "import sys, time; from anysize.deploy.children import Children; from anysize.interrupts import immediate\n"
+        "with immediate(), Children() as children:\n"
         "    child = children.start('sleep', [sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "    print(child.pid, flush=True); time.sleep(600)\n"
     )

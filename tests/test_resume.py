@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import small
 from anysize import checkpoint as checkpoints
 from anysize import wire
 from anysize.errors import CheckpointError
+from anysize.run import environment
 
 ROUNDS = 4
 Undisturbed = tuple[dict[str, Any], az.Run]
@@ -139,12 +141,55 @@ def test_a_run_killed_while_its_first_files_are_written_begins_anew(
         patched.setattr("anysize.checkpoint.write", write)
         with pytest.raises(KilledError):
             small.experiment(rounds=1).run(tmp_path / "run")
-    if moment == "config.toml":  # nothing is there yet, so that there is nothing to go on with
-        with pytest.raises(CheckpointError, match="holds no run"):
-            small.experiment(rounds=1).run(tmp_path / "run", resume=True)
-        return
-    run = small.experiment(rounds=1).run(tmp_path / "run", resume=True)
+    events: list[Any] = []
+    run = small.experiment(rounds=1).run(tmp_path / "run", resume=True, on_event=events.append)
     assert [event["round"] for event in run.history] == [1]
+    assert told_to_begin(events, tmp_path / "run")
+
+
+def told_to_begin(events: list[Any], directory: Path) -> bool:
+    """Whether a notice says that there was nothing to go on with."""
+    notices = [event["text"] for event in events if event["event"] == "notice"]
+    return notices == [f"nothing was saved in {directory} yet, so the run begins with its first round"]
+
+
+def leave_nothing(run: Path) -> None: ...
+
+
+def leave_a_folder(run: Path) -> None:
+    run.mkdir()
+
+
+def leave_half_a_file(run: Path) -> None:
+    run.mkdir()
+    (run / ".environment.json.x1y2.part").write_text("{")
+
+
+def leave_the_first_file(run: Path) -> None:
+    leave_half_a_file(run)
+    (run / "environment.json").write_text(json.dumps(environment()))
+
+
+@pytest.mark.parametrize("leave", [leave_nothing, leave_a_folder, leave_half_a_file, leave_the_first_file])
+@pytest.mark.parametrize("resume", [True, False])
+def test_where_nothing_was_saved_yet_a_run_begins(tmp_path: Path, leave: Callable[[Path], None], resume: bool) -> None:
+    leave(tmp_path / "run")
+    events: list[Any] = []
+    run = small.experiment(rounds=1).run(tmp_path / "run", resume=resume, on_event=events.append)
+    assert run.round == 1
+    assert told_to_begin(events, tmp_path / "run") == resume
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "config.toml", "environment.json", ".notes.part"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_with_somebodys_files_is_left_alone(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text('{"mine": 1}')
+    with pytest.raises(CheckpointError, match="holds files that are not a run's"):
+        small.experiment(rounds=1).run(tmp_path / "run", resume=resume)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+    assert (tmp_path / "run" / name).read_text() == '{"mine": 1}'
 
 
 def test_tensors_that_clients_keep_come_back(tmp_path: Path) -> None:
@@ -262,7 +307,7 @@ main()
 
 def begun(source: Path, out: Path, rounds: int) -> subprocess.Popen[str]:
     """A run in another process that has finished a round."""
-    command = [sys.executable, "-m", "anysize.cli", "run", str(source), "--out", str(out), "--set", f"rounds={rounds}"]
+    command = [sys.executable, "-m", "anysize", "run", str(source), "--out", str(out), "--set", f"rounds={rounds}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     events, deadline = out / "events.jsonl", time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
@@ -273,7 +318,7 @@ def begun(source: Path, out: Path, rounds: int) -> subprocess.Popen[str]:
     raise AssertionError(f"the run did not begin: {process.communicate()}")
 
 
-@pytest.mark.parametrize("sign, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("sign, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: signal.Signals, code: int) -> None:
     source = small.file(tmp_path)
     process = begun(source, tmp_path / "run", 500)
@@ -281,7 +326,7 @@ def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: sig
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert "Traceback" not in errors
-    if sign == signal.SIGINT:
+    if sign != signal.SIGKILL:
         assert "the last checkpoint is whole, go on with --resume" in errors
     reached = az.load(tmp_path / "run").round
     assert 1 <= reached < 500

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anysize import interrupts
 from anysize.errors import ConfigError
 from anysize.extras import needs
 
@@ -72,6 +73,7 @@ def pgd(module: nn.Module, x: Tensor, loss: Loss, attack: Attack, random: torch.
     changed = torch.clamp(x + attack.epsilon * (2 * noise - 1), low, high)
     with answering(module), _unobserved():
         for _ in range(attack.steps):
+            interrupts.check()
             changed = changed.detach().requires_grad_()
             # A view, since torch's operation counter cannot follow the gradient of a leaf.
             (slope,) = torch.autograd.grad(loss(changed.view_as(changed)), changed)
@@ -112,6 +114,7 @@ def strongest(module: nn.Module, x: Tensor, y: Tensor, attack: Attack, classes: 
     try:
         with answering(module):
             for part in _PARTS:
+                interrupts.check()
                 right = _right(module, changed, y)
                 if bool(right.any()):
                     changed[right] = _toolbox(module, x[right], y[right], attack, classes, part)

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from anysize import interrupts
 from anysize.deploy import commands as fleets
 from anysize.errors import AnysizeError, UsageError
 from anysize.start import quick_start
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 _ParserError: Any = typer.BadParameter.__base__  # the usage error of click, of which newer typers bring their own copy
 _WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
@@ -424,7 +425,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         code = app(args=arguments, standalone_mode=False) or 0
-        if code == _INTERRUPTED:  # typer makes an exit code of Ctrl-C
+        if code == _INTERRUPTED:
             raise KeyboardInterrupt
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -436,7 +437,7 @@ def main() -> None:
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
         err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
-        code = _INTERRUPTED
+        code = interrupts.exit_code()
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -40,7 +40,7 @@ def check_free(directory: Path, overwrite: bool) -> None:
     """Refuses a directory that holds a run, unless it may be overwritten, or files that are not a run's."""
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(f"{directory} is a file; choose another folder with --out")
-    if not directory.is_dir() or not any(directory.iterdir()):
+    if not directory.is_dir() or _is_unused(directory):
         return
     if not holds_run(directory):
         raise CheckpointError(f"{directory} holds files that are not a run's; choose another folder with --out")
@@ -54,6 +54,18 @@ def check_free(directory: Path, overwrite: bool) -> None:
 def holds_run(directory: Path) -> bool:
     """Whether a run has begun there: the two files that every run writes first, whatever happens afterwards."""
     return (directory / CONFIG).is_file() and (directory / ENVIRONMENT).is_file()
+
+
+def has_progress(directory: Path) -> bool:
+    """Whether a run there has come as far as its first checkpoint: so far that another can go on from it."""
+    return (directory / FILE).is_file() or (directory / EVENTS).is_file()
+
+
+def _is_unused(directory: Path) -> bool:
+    """Whether nothing is there but what a run leaves that was killed while it wrote the first of its files."""
+    ours = {path.name for name in (CONFIG, ENVIRONMENT) for path in directory.glob(f".{name}.*.part")}
+    ours |= {ENVIRONMENT} if "anysize" in saved_environment(directory) else set()
+    return all(path.name in ours for path in directory.iterdir())
 
 
 def make(directory: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anysize import interrupts
 from anysize.accelerators import place
 from anysize.config import TrainingConfig
 from anysize.context import Context
@@ -278,6 +279,7 @@ def local_batches(context: Context, sub_model: SubModel, part: Part) -> Iterator
         for index in ahead:
             ends.append(ends[-1] + len(index))
         for first, last in pairwise(ends):
+            interrupts.check()
             some = x[first:last]
             yield Batch(fast(augment(some, context.augment, changes)) if context.augment else some, y[first:last])
 
@@ -312,6 +314,7 @@ def batches(order: Tensor, batch_size: int) -> list[Tensor]:
 
 def draw(part: Part, index: Tensor) -> Batch:
     """The samples at `index` as a network receives them."""
+    interrupts.check()
     x, y = part.batch(index)
     return Batch(fast(to_input(x)), y)
 

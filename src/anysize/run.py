@@ -20,7 +20,7 @@ from torch import nn
 from anysize import checkpoint as checkpoints
 from anysize import config as configs
 from anysize import directory as directories
-from anysize import stacking
+from anysize import interrupts, stacking
 from anysize.checkpoint import Checkpoint
 from anysize.context import Levels, Size
 from anysize.cost import Cost, first_fitting
@@ -85,7 +85,8 @@ def run(
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
     clock = Clock() if profile else None
-    with one_thread(), measuring(clock):  # the number of threads changes last bits, on the server as on a client
+    # One thread: their number changes last bits, on the server as on a client.
+    with interrupts.deferred(), one_thread(), measuring(clock):
         runner = _Runner(experiment, directory, on_event, clock, engine, crew)
         experiment = runner.go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
@@ -374,6 +375,7 @@ class _Runner:
         with started:
             self._profile()  # the first round's time starts here, with workers ready
             while current.round < self._experiment.config.rounds:
+                interrupts.check()
                 with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
                     current = self._round(current, engine)
             end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
@@ -405,6 +407,7 @@ class _Runner:
         experiment = self._experiment
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
+        interrupts.check()
         if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
             raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
         if experiment.config.evaluation.attack != "none":
@@ -413,7 +416,9 @@ class _Runner:
             stacking.check(experiment.context, experiment.method)
         self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
-        self._costs = {size.label: experiment.cost(size, state=fresh) for size in experiment.context.sizes}
+        for size in experiment.context.sizes:
+            interrupts.check()
+            self._costs[size.label] = experiment.cost(size, state=fresh)
         return fresh
 
     def _begun(self, fresh: Any, overwrite: bool) -> Checkpoint:
@@ -425,11 +430,8 @@ class _Runner:
 
     def _resumed(self, fresh: Any) -> Checkpoint:
         """The checkpoint from which the run in the directory goes on."""
-        begun = checkpoints.exists(self._directory) or (self._directory / EVENTS).is_file()
-        if not begun:  # killed before its first file was whole
-            directories.clear(self._directory)
-            self._write_about()
-            return self._started(fresh)
+        if not directories.has_progress(self._directory):
+            return self._begun(fresh, overwrite=True)
         current = checkpoints.restore_from(self._directory, fresh)
         self._saved = current.round
         rounds = self._experiment.config.rounds
@@ -629,6 +631,11 @@ class _Runner:
         return on_answer
 
     def _check_resumable(self) -> None:
+        if not directories.has_progress(self._directory):
+            directories.check_free(self._directory, overwrite=True)
+            text = f"nothing was saved in {self._directory} yet, so the run begins with its first round"
+            self._on_event({"event": "notice", "text": text})
+            return
         old = saved_config(self._directory)
         self._experiment, kept = resumed(self._experiment, old, self._directory)
         if kept:
@@ -654,8 +661,9 @@ class _Runner:
         data, folder = self._experiment.data, self._experiment.config.folder
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
         about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
-        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
+        # In this order, since a lone config.toml could be anybody's.
         directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
 
     def _save(self, current: Checkpoint) -> None:
         sizes = [asdict(size) for size in self._experiment.context.sizes]

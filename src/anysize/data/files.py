@@ -26,6 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from anysize import interrupts
 from anysize.data.parts import Array
 from anysize.errors import DataError
 
@@ -181,6 +182,7 @@ def _copy_with_progress(response: Any, file: IO[bytes], name: str) -> None:
         task = progress.add_task(name, total=total)
         copied = 0
         while block := response.read(1 << 16):
+            interrupts.check()
             file.write(block)
             copied += len(block)
             progress.update(task, completed=copied)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from anysize import interrupts
 from anysize.data import files
 from anysize.data.files import Arrays
 from anysize.data.parts import Array, Data, Part, Share, TensorPart, channel_statistics
@@ -407,9 +408,9 @@ def _stored_or_fetched(
     path = files.cache_folder() / f"{name}.npz"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        with interrupts.deferred(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
             arrays = fetch(Path(folder))
-        files.write_npz(path, arrays)
+            files.write_npz(path, arrays)
     except (DataError, OSError) as error:
         why = files.missing(name, f"{name}.npz", ways, also_in)
         raise DataError(f"{why}\nA download was tried: {error}.") from error

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 import anysize as az
 from anysize import config as configs
+from anysize import interrupts
 from anysize.deploy import layout
 from anysize.deploy.client import answerer
 from anysize.deploy.engine import Devices
@@ -51,7 +52,8 @@ def main(grid: Grid, context: Context) -> None:
             "the SuperLink was not started with `anysize server`, which names the fleet's folder"
         ) from None
     try:
-        run_on(GridLink(grid), home, str(values["experiment"]), bool(values["resume"]), bool(values["overwrite"]))
+        with interrupts.deferred(host=True):  # Flower's handlers raise wherever the run has come to
+            run_on(GridLink(grid), home, str(values["experiment"]), bool(values["resume"]), bool(values["overwrite"]))
     except AnysizeError as error:
         tell({"event": "error", "text": str(error)})
         raise

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 SETTINGS = {
@@ -76,22 +75,6 @@ class Children:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is stopped."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def environment() -> dict[str, str]:

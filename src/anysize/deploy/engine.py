@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, RecordDict
 
 from anysize import config as configs
+from anysize import interrupts
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node
 from anysize.deploy.roster import Roster
@@ -119,7 +120,7 @@ class Devices(Engine):
             if told < 0 or waited > 2 * told + 10:
                 told = waited
                 self._notice(f"waiting for {least} devices; there: {', '.join(self._names()) or 'nobody'}")
-            time.sleep(_SLOWEST_POLL_SECONDS)
+            interrupts.pause(_SLOWEST_POLL_SECONDS)
             self._muster(0.0)
         self._began = True
         return enrolled(planned, self._experiment.config.devices, self._here.groups, self._here.nodes)
@@ -185,7 +186,7 @@ class Devices(Engine):
                 return _absent(letter, plain(reply.error))
             if over:
                 return _absent(letter, f"too late: no answer within {self._options.round_timeout:g} s")
-            time.sleep(pause)
+            interrupts.pause(pause)
             pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
         return _absent(letter, letter.why)
 
@@ -219,7 +220,7 @@ class Devices(Engine):
             self._note_present(connected)
             if not self._here.asked or time.monotonic() > deadline:
                 return
-            time.sleep(_POLL_SECONDS)
+            interrupts.pause(_POLL_SECONDS)
 
     def _gather(self) -> None:
         """Takes the introductions that have come, in the order of names: ids do not depend on who was faster."""

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from anysize import device as devices
+from anysize import interrupts
 from anysize.deploy.certificates import write_private
-from anysize.deploy.children import Children, free_port, stoppable
+from anysize.deploy.children import Children, free_port
 from anysize.device import DeviceConfig
 from anysize.errors import ConfigError
 
@@ -35,7 +36,11 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
     """
     device = devices.load(file)
     devices.check_limits(device)
-    with tempfile.TemporaryDirectory(prefix="anysize-device-") as home, stoppable(), Children() as children:
+    with (
+        interrupts.immediate(),
+        tempfile.TemporaryDirectory(prefix="anysize-device-") as home,
+        Children() as children,
+    ):
         folder, port = Path(home), free_port()
         secret = secrets.token_bytes(32)
         write_private(folder / "secret", secret)
@@ -69,7 +74,7 @@ def keep_up(
             say(f"the {name} ended with code {code}; it is started again in {pauses[name]:g} s")
             due[name] = time.monotonic() + pauses[name]
             pauses[name] = min(_LONGEST_PAUSE, 2 * pauses[name])
-        time.sleep(_WATCH_SECONDS)
+        interrupts.pause(_WATCH_SECONDS)
 
 
 def supernode(device: DeviceConfig, port: int, secret: Path, insecure: bool) -> list[str]:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from anysize import interrupts
 from anysize.deploy import layout
-from anysize.deploy.children import Children, answers, is_free, stoppable
+from anysize.deploy.children import Children, answers, is_free
 from anysize.deploy.control import Address, Control, public_key
 from anysize.errors import AnysizeError, ConfigError
 
@@ -48,14 +49,14 @@ def serve(
     address = layout.address(home, port, insecure)
     log = home / layout.LOGS / "superlink.log"
     log.parent.mkdir(exist_ok=True)
-    with stoppable(), Children() as children, log.open("ab") as out:
+    with interrupts.immediate(), Children() as children, log.open("ab") as out:
         more = {"FLWR_HOME": str(home / layout.FLOWER), HOME: str(home)}
         superlink = children.start("SuperLink", command(home, host, port, insecure), out, more)
         deadline = time.monotonic() + _START_SECONDS
         while not answers(host, port):
             if superlink.poll() is not None or time.monotonic() > deadline:
                 raise AnysizeError(f"the SuperLink did not start; its last words are in {log}:\n{last_lines(log)}")
-            time.sleep(0.1)
+            interrupts.pause(0.1)
         layout.write_connection(home, address)
         if insecure:
             say("INSECURE: no TLS, and any device that reaches the port may take part")
@@ -65,7 +66,7 @@ def serve(
         while not until():
             for name, code in children.ended():
                 raise AnysizeError(f"the {name} ended with code {code}; its last words:\n{last_lines(log)}")
-            time.sleep(_WATCH_SECONDS)
+            interrupts.pause(_WATCH_SECONDS)
 
 
 def command(home: Path, host: str, port: int, insecure: bool) -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from anysize import config as configs
+from anysize import interrupts
 from anysize.config import ExperimentConfig
 from anysize.deploy import layout
-from anysize.deploy.children import stoppable
 from anysize.deploy.control import COMPLETED, Address, Control
 from anysize.errors import AnysizeError, ConfigError, unknown
 from anysize.wire import Json
@@ -39,7 +39,11 @@ def submit(
         on_event: called with every event as it happens.
     """
     address = located(superlink)
-    with Control(address) as control, tempfile.TemporaryDirectory(prefix="anysize-app-") as folder, stoppable():
+    with (
+        interrupts.immediate(),
+        Control(address) as control,
+        tempfile.TemporaryDirectory(prefix="anysize-app-") as folder,
+    ):
         app = layout.write_app(Path(folder) / "app")
         values = {"experiment": configs.dumps(config), "resume": resume, "overwrite": overwrite}
         run = control.start(app, values)
@@ -56,6 +60,7 @@ def _followed(control: Control, run: int, on_event: Callable[[Json], None]) -> l
     ended: list[Json] = []
     try:
         for event in filter(None, map(event_in, control.lines(run))):
+            interrupts.check()
             ended += [event] if event["event"] in ("done", "error") else []
             on_event(event)
     except BaseException:

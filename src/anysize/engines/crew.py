@@ -19,6 +19,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, Listener
 from typing import Any, Protocol
 
+from anysize import interrupts
+from anysize.engines.folder import new_folder
 from anysize.engines.worker import KEY
 from anysize.errors import AnysizeError
 
@@ -47,6 +49,8 @@ class Process(Protocol):
 class Crew:
     """Worker processes that load what they need while the server still prepares what it will tell them.
 
+    However this process ends, they end with it, and so does `home`, the folder for what it shares with them.
+
     >>> with Crew(2) as crew:
     ...     crew.count
     2
@@ -58,7 +62,9 @@ class Crew:
     def __init__(self, count: int | None = None) -> None:
         self.count = count or os.cpu_count() or 1
         self._key = secrets.token_bytes(32)
-        self._listener = Listener(("127.0.0.1", 0) if sys.platform == "win32" else None, authkey=self._key)
+        self.home = new_folder()
+        where = ("127.0.0.1", 0) if sys.platform == "win32" else str(self.home.path / "server")
+        self._listener = Listener(where, authkey=self._key)
         self._source: _Subprocesses | _Nursery | None = None
         self._members = 0
         try:
@@ -79,6 +85,7 @@ class Crew:
         deadline = time.monotonic() + _START_SECONDS
         socket.settimeout(0.2)
         while time.monotonic() < deadline:
+            interrupts.check()
             try:
                 connection = self._listener.accept()
                 return self._source.greeted(int(connection.recv_bytes())), connection
@@ -109,6 +116,7 @@ class Crew:
             self._source.close()
         self._source, self._members = None, 0
         self._listener.close()
+        self.home.remove()
 
     def __enter__(self) -> Crew:
         return self
@@ -134,7 +142,7 @@ class _Subprocesses:
 
     def start(self) -> None:
         """Starts one more."""
-        process = started("anysize.engines.worker", self._address, key=self._key)
+        process = started("anysize.engines.worker", self._address, str(os.getpid()), key=self._key)
         self._coming[process.pid] = process
 
     def greeted(self, pid: int) -> Process:
@@ -173,7 +181,8 @@ class _Nursery:
         self._control, theirs = Pipe()
         with theirs:
             handle = theirs.fileno()
-            self._process = started("anysize.engines.nursery", str(handle), address, key=key, handles=(handle,))
+            told = (str(handle), address, str(os.getpid()))
+            self._process = started("anysize.engines.nursery", *told, key=key, handles=(handle,))
         self._unborn = 0
         self._codes: dict[int, int | None] = {}  # by the worker's number; None while it runs
         self._coming: set[int] = set()

@@ -19,9 +19,10 @@ from logging import ERROR, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anysize.engines import shared
+from anysize import interrupts
 from anysize.engines.base import Engine
 from anysize.engines.desk import client_context, experiment_of, failure
+from anysize.engines.folder import new_folder
 from anysize.engines.inprocess import one_thread
 from anysize.engines.memory import hold_memory
 from anysize.engines.processes import described, raised
@@ -110,7 +111,7 @@ class Flower(Engine):
 
     def __init__(self, experiment: Experiment, kept: Mapping[int, Tensors], workers: int | None = None) -> None:
         self._kept = kept
-        self._home = shared.folder()
+        self._home = new_folder()
         self._hello = json.dumps(described(experiment, self._home.path))
         self._simulation = _Simulation(workers or os.cpu_count() or 1)
         try:
@@ -143,7 +144,7 @@ class Flower(Engine):
     def close(self) -> None:
         """Ends the simulation and every process that it started."""
         self._simulation.stop()
-        self._home.cleanup()
+        self._home.remove()
 
     def _send(self, sub_model: SubModel, node: int) -> str:
         with stage("send"):
@@ -157,7 +158,7 @@ class Flower(Engine):
         answers = list(self._grid.pull_messages(sent))
         if not answers:
             self._simulation.check()
-            time.sleep(_POLL_SECONDS)
+            interrupts.pause(_POLL_SECONDS)
         for answer in answers:
             came[answer.metadata.reply_to_message_id] = _update_of(answer)
 
@@ -193,6 +194,7 @@ class _Simulation:
         """The grid and the ids of its nodes, two for each worker, as soon as they are there."""
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
+            interrupts.check()
             self.check()
             try:
                 grid = self._grids.get(timeout=0.1)
@@ -200,7 +202,7 @@ class _Simulation:
                 continue
             while len(nodes := sorted(grid.get_node_ids())) < 2 * self._workers:
                 self.check()
-                time.sleep(_POLL_SECONDS)
+                interrupts.pause(_POLL_SECONDS)
             return grid, nodes
         raise AnysizeError(f"Flower's simulation did not start within {_START_SECONDS} s")
 

@@ -1,7 +1,8 @@
-"""The process that forks workers, `python -m anysize.engines.nursery HANDLE ADDRESS`; on Linux only.
+"""The process that forks workers, `python -m anysize.engines.nursery HANDLE ADDRESS SERVER`; on Linux only.
 
 It loads what every worker needs and from then on only forks, so that it has no thread but one: a fork takes along
-nothing but the thread that forks, and what others have locked would stay locked. It ends when its server does.
+nothing but the thread that forks, and what others have locked would stay locked. The kernel ends it with its server,
+and workers with it, whatever they are doing: loading a library, or a step that takes minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -20,12 +20,19 @@ from anysize.engines.crew import DISMISS, FORK
 from anysize.engines.worker import KEY, load, work
 
 _LOOK_SECONDS = 0.1  # from one look at who has ended to the next
-_UNLOCK_SECONDS = 0.1  # a killed server's connections may close a little before its locks
 _PARENT_DEATH_SIGNAL = 1  # a name of Linux' prctl.h
 
 
-def main(handle: str, address: str) -> None:
-    """Forks workers of the server at that address, which asks for them over the connection with that handle."""
+def main(handle: str, address: str, server: str) -> None:
+    """Forks workers of the server at that address, which asks for them over the connection with that handle.
+
+    Args:
+        handle: of the connection.
+        address: where workers find the server.
+        server: its process, which started this one.
+    """
+    if not ends_with(int(server)):
+        return
     key = os.environ.pop(KEY)
     load()
     gc.freeze()  # the collector would write into every object, and the workers would no longer share its memory
@@ -35,13 +42,13 @@ def main(handle: str, address: str) -> None:
     if alone:
         work(address, bytes.fromhex(key))
     else:  # some library has started a thread: load everything anew
-        command = [sys.executable, "-m", "anysize.engines.worker", address]
+        command = [sys.executable, "-m", "anysize.engines.worker", address, str(os.getppid())]
         os.execve(command[0], command, os.environ | {KEY: key})
 
 
 def becomes_worker(control: Connection[bytes, bytes]) -> bool:
     """True in each worker that the server asked for; False in the nursery itself, when the server is gone."""
-    library, nursery = ctypes.CDLL(None), os.getpid()
+    nursery = os.getpid()
     children: set[int] = set()
     try:
         while True:
@@ -50,17 +57,20 @@ def becomes_worker(control: Connection[bytes, bytes]) -> bool:
                 child = os.fork()
                 if child == 0:
                     control.close()
-                    library.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-                    return os.getppid() == nursery
+                    return ends_with(nursery)
                 children.add(child)
                 control.send_bytes(json.dumps([child, None]).encode())
             for child, code in _killed(children) if asked == DISMISS else _ended(children, os.WNOHANG):
                 children.remove(child)
                 control.send_bytes(json.dumps([child, code]).encode())
-    except (EOFError, ConnectionError):  # the server was killed: it ends us before it closes the connection
-        list(_killed(children))
-        _tidy()
-    return False
+    except (EOFError, ConnectionError):
+        return False
+
+
+def ends_with(parent: int) -> bool:
+    """Lets the kernel end this process with the one that started it; False if that has ended already."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def _killed(children: set[int]) -> Iterator[tuple[int, int]]:
@@ -84,14 +94,6 @@ def _has_one_thread() -> bool:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
         return False
-
-
-def _tidy() -> None:
-    """Removes what the killed server can remove no more."""
-    from anysize.engines import shared
-
-    time.sleep(_UNLOCK_SECONDS)
-    shared.remove_all_abandoned()
 
 
 if __name__ == "__main__":

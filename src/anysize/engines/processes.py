@@ -9,9 +9,11 @@ with its clients. The exams of an evaluation go the same way; the state that the
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from anysize import config as configs
-from anysize import errors
+from anysize import errors, interrupts
 from anysize.data import Part, TensorPart
 from anysize.engines import shared
 from anysize.engines.base import Engine
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3  # workers that may die over one client
 _SPARE = 1 << 16  # bytes in a slot beside twice the sub-model
+_LOOK_SECONDS = 0.2  # from one look for an interrupt to the next
 
 
 @dataclass
@@ -106,11 +109,11 @@ class Processes(Engine):
         self._slots: list[_Slot | None] = [None] * (2 * count)
         self._names = 0
         self._free = deque(range(2 * count))
-        self._home = shared.folder()
+        self._home = Path(tempfile.mkdtemp(dir=self._crew.home.path))
         try:
             self._test = _testable(experiment)
             self._batch_size = experiment.config.evaluation.batch_size
-            self._hello = json.dumps(described(experiment, self._home.path)).encode()
+            self._hello = json.dumps(described(experiment, self._home)).encode()
             self._crew.summon()
             self._workers = self._greeted(count)
         except BaseException:
@@ -129,7 +132,7 @@ class Processes(Engine):
             return
         tensors, about = wired
         self._names += 1
-        path = self._home.path / f"state-{self._names}"
+        path = self._home / f"state-{self._names}"
         layout, _ = shared.put(tensors, shared.create(path, shared.space(tensors)))
         subject = {"file": str(path), "layout": layout, "about": about}
         try:
@@ -162,7 +165,7 @@ class Processes(Engine):
         else:
             self._crew.dismiss()
         self._slots = []
-        self._home.cleanup()
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def _hand_out(self, flow: _Flow) -> None:
         for worker in self._workers:
@@ -203,7 +206,7 @@ class Processes(Engine):
         slot = self._slots[number]
         if slot is None or len(slot.memory) < size:
             self._names += 1
-            path = self._home.path / f"slot-{self._names}"
+            path = self._home / f"slot-{self._names}"
             old, slot = slot, _Slot(path, shared.create(path, size))
             self._slots[number] = slot
             if old is not None:
@@ -225,8 +228,8 @@ class Processes(Engine):
             if flow.again:  # every task went to a worker that was dead already, and waits to be handed out again
                 return
             raise RuntimeError("an earlier pass over this engine was left in the middle; close it and start another")
-        for connection in wait(list(busy)):
-            worker = busy[connection]  # type: ignore[index]
+        for connection in _ready(list(busy)):
+            worker = busy[connection]
             try:
                 answer = self._answer(worker)
             except (OSError, EOFError):
@@ -279,6 +282,7 @@ class Processes(Engine):
             workers.append(_Worker(*self._crew.arrived()))
             workers[-1].connection.send_bytes(self._hello)
         for worker in workers:
+            _ready([worker.connection])
             try:
                 answer = json.loads(worker.connection.recv_bytes())
             except (EOFError, OSError):
@@ -289,6 +293,15 @@ class Processes(Engine):
             if "error" in answer:
                 raise raised(answer)
         return workers
+
+
+def _ready(connections: Sequence[Connection[bytes, bytes]]) -> list[Any]:
+    """Those over which something has come, as soon as there is one; an interrupt ends the wait."""
+    while True:
+        interrupts.check()
+        found = wait(connections, _LOOK_SECONDS)
+        if found:
+            return found
 
 
 def obstacle(experiment: Experiment) -> str | None:
@@ -319,7 +332,6 @@ def described(experiment: Experiment, home: Path) -> Json:
         about = {"classes": experiment.data.classes, "checksum": experiment.data.checksum or "shared"}
         data = {"file": str(path), "layout": layout, "group": group, **about}
     return {
-        "home": str(home),
         "path": sys.path,
         "folder": None if folder is None else str(folder.resolve()),
         "config": configs.dumps(experiment.complete),

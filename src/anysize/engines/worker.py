@@ -1,6 +1,6 @@
-"""A worker process, `python -m anysize.engines.worker ADDRESS`; see `anysize.engines.desk` for what it does.
+"""A worker process, `python -m anysize.engines.worker ADDRESS PARENT`; see `anysize.engines.desk` for what it does.
 
-It ends when its server does.
+It ends when its parent, the process that started it, does.
 """
 
 from __future__ import annotations
@@ -8,18 +8,21 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import sys
+import threading
+import time
 from multiprocessing.connection import Client
 
 from anysize.start import quick_start
 
 KEY = "ANYSIZE_WORKER_KEY"
+_LOOK_SECONDS = 0.2  # from one look at the parent to the next
 
 
-def main(address: str) -> None:
-    """Serves one server, whose address is given as JSON, until it closes the connection."""
+def main(address: str, parent: str) -> None:
+    """Serves one server, whose address is given as JSON, until it closes the connection or the parent ends."""
     key = bytes.fromhex(os.environ.pop(KEY))
+    threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
     load()
     work(address, key)
 
@@ -41,19 +44,21 @@ def work(address: str, key: bytes) -> None:
     """What a worker does once everything is loaded."""
     from anysize.engines.desk import serve
 
-    where, parent = json.loads(address), os.getppid()
-    home: str | None = None
+    where = json.loads(address)
     try:
         with Client(tuple(where) if isinstance(where, list) else where, authkey=key) as connection:
             connection.send_bytes(str(os.getpid()).encode())
-            hello = json.loads(connection.recv_bytes())
-            home = hello["home"]
-            serve(connection, hello)
+            serve(connection, json.loads(connection.recv_bytes()))
     except (EOFError, ConnectionError, FileNotFoundError):
         pass  # the server is gone, and with it the reason to be here
-    if home is not None and os.getppid() != parent:
-        shutil.rmtree(home, ignore_errors=True)  # it was killed and could not tidy up
+
+
+def end_with(parent: int) -> None:
+    """Ends this process soon after the one that started it, whatever it is doing."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""Folders for what several processes share: in memory where the system has such a place, and gone with their maker.
+
+Nothing here loads PyTorch: a command line makes such a folder before it does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+_PREFIX, _LOCK = "anysize-", "in-use"
+_MEMORY = Path("/dev/shm")
+_ROOM = 1 << 30  # bytes; with less, such as the 64 MB of a container, mapped files go to the ordinary temporary folder
+_GUARD = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+class Folder:
+    """A new folder that is removed when this process ends, however that happens.
+
+    A little process, the *guard*, sees to it: it waits for the end of a pipe that nobody else holds. As long as this
+    process lives, the folder is locked, so that others know whether it is in use.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        self.path = parent / f"{_PREFIX}{secrets.token_hex(8)}"
+        self._guard = _guarding(self.path)  # first: so there is no moment in which nobody would remove it
+        self.path.mkdir(mode=0o700)
+        self._lock: int | None = None
+        if sys.platform != "win32":
+            draft = self.path / "draft"
+            self._lock = os.open(draft, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.rename(self.path / _LOCK)  # whoever sees the file sees it locked
+
+    def remove(self) -> None:
+        """Removes the folder now."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with self._guard:
+            self._guard.kill()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def new_folder() -> Folder:
+    """A new folder, in memory if there is room; those of processes that were killed with their guards are removed."""
+    for parent in {_MEMORY, Path(tempfile.gettempdir())}:
+        remove_abandoned(parent)
+    usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
+    return Folder(_MEMORY if usable else Path(tempfile.gettempdir()))
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes folders whose makers are gone.
+
+    A lock tells them from those in use, also across containers that share this memory but count processes apart.
+    """
+    if sys.platform == "win32":
+        return
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            handle = os.open(lock, os.O_RDWR)
+        except OSError:
+            continue  # another user's, or gone by now
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(handle)
+
+
+def _guarding(path: Path) -> subprocess.Popen[bytes]:
+    """A process that removes a folder as soon as this one has ended."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # it must outlive a Ctrl-C
+    )
