@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,50 @@ def file(folder: Path, **changes: Any) -> Path:
     path = folder / "experiment.toml"
     path.write_text(configs.dumps(config(**changes)))
     return path
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "heterofl": {},
+    "sheterofl": {},
+    "fjord": {},
+    "splitmix": {},
+    "splitmix, sorted": {"sort_bases": True},
+    "oat": {"encoding": 8},
+    "flanc": {},
+    "flanc, ordered dropout": {"ordered_dropout": True},
+    "prism, first channels": {"channels": "first"},
+    "prism, drawn channels": {"channels": "drawn"},
+    "prism, all channels": {"channels": "all"},
+    "prism, averaged momentum": {"channels": "all", "momentum": "averaged"},
+    "fedhm": {},
+    "fedhm, square": {"reshape": "square"},
+    "origdrop": {},
+    "elf": {"proxy": 0.0, "sparsities": [0.0]},
+}
+"""Every method, with the options that change what a device is sent; the name ends at the comma."""
+
+
+def fleet_tables(case: str, capacities: Iterable[float] = (0.5, 1.0)) -> dict[str, Any]:
+    """The tables of a small experiment with batch-norm for a fleet, by one of `METHODS`."""
+    name = case.partition(",")[0]
+    model: dict[str, Any] = {"name": "small-cnn", "options": {"channels": [8, 16]}}
+    if name == "elf":
+        model = {"name": "resnet14", "options": {"channels": [4, 8]}}
+    tricks: dict[str, Any] = {"classwise_head": False} if name == "heterofl" else {}
+    return {
+        "name": "fleet",
+        "rounds": 2,
+        "evaluate_every": 2,
+        "data": {"name": "devices", "validation": 0.2},
+        "model": model | {"input": [1, 8, 8]},
+        "task": {"classes": 10},
+        "devices": {"capacities": list(capacities)},
+        "method": {"name": name} | METHODS[case],
+        "tricks": tricks | ({"batch_norm": "tracked", "attack_steps": 1} if name == "oat" else {}),
+        "training": {"learning_rate": 0.05},
+        "engine": {"name": "flower", "min_clients": 2, "round_timeout": 60.0},
+    }
 
 
 def call(

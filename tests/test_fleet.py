@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import importlib
 import re
 import signal
@@ -31,12 +32,14 @@ from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.evaluation import calibrated
 from anysize.experiment import Experiment
+from anysize.local import needs_calibration
 from anysize.methods import HeteroFL
 from anysize.methods.base import Client, SubModel
 from anysize.round import run_round
 from anysize.run import run
 from anysize.trust import Guard
 from anysize.wire import dump, flatten
+from pages import page_of, rows
 
 pytest.importorskip("flwr", reason="Flower is an extra")
 certificates = importlib.import_module("anysize.deploy.certificates")
@@ -264,6 +267,60 @@ def test_devices_are_told_every_value_and_follow_no_defaults_of_their_own(tmp_pa
     assert told["method"] == {"name": "heterofl", **asdict(HeteroFL())}
 
 
+@pytest.mark.parametrize("case", small.METHODS)
+def test_devices_of_unequal_capacity_take_part_in_every_method(tmp_path: Path, case: str) -> None:
+    """The server's own messages, through all that a device does with them, but for Flower's processes."""
+    home = laid_out(tmp_path, {"board": 0.5, "van": 1.0}, configs.dumps(configs.from_dict(small.fleet_tables(case))))
+    wire = Wire(home)
+
+    def on_wire(experiment: Experiment, kept: Any) -> Any:
+        book = roster.Roster.at(tmp_path / "there", layout.device_keys(home))
+        return engine.Devices(experiment, wire, book, Guard.of(experiment))
+
+    experiment = Experiment.from_config(configs.load(home / "experiment.toml"))
+    there = run(experiment, out=tmp_path / "there", engine=on_wire)
+    assert [sorted(entry["client"] for entry in r["clients"]) for r in there.history] == [[0, 1]] * 2
+    assert [r.get("missing", []) for r in there.history] == [[], []]
+    asked = [ticket["task"] for _, _, content in wire.sent for ticket in messages.note_in(content).get("tickets", [])]
+    calibrates = needs_calibration(experiment.context)
+    assert {*asked} == {"train", "evaluate"} | ({"calibrate"} if calibrates else set())
+    assert set(there.history[-1]["client_metrics"]) == {"0.5", "1.0"}
+
+
+def test_the_report_and_the_status_of_a_fleet_name_its_devices_and_what_they_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = laid_out(tmp_path, text=EXPERIMENT.replace("evaluate_every = 2", "evaluate_every = 1"))
+    wire = Wire(home)
+    wire.faults["phone"] = lambda kind, content, answer: link.Reply(answer if kind == "query" else None, "lost its way")
+
+    def on_wire(experiment: Experiment, kept: Any) -> Any:
+        book = roster.Roster.at(tmp_path / "there", layout.device_keys(home))
+        return engine.Devices(experiment, wire, book, Guard.of(experiment))
+
+    run(Experiment.from_config(configs.load(home / "experiment.toml")), out=tmp_path / "there", engine=on_wire)
+    with (tmp_path / "there" / "clients.csv").open(newline="") as file:
+        own = {(row["round"], row["client"]): row["accuracy"] for row in csv.DictReader(file)}
+    assert {client for _, client in own} == {"0", "1", "3"}
+    page = page_of(tmp_path / "there")
+    assert "4 devices" in page.text
+    assert "No evaluation yet" not in page.text
+    found = {row["device"]: row for row in rows(tmp_path / "there", "devices")}
+    assert {name: row["group"] for name, row in found.items()} == {n: repr(capacity) for n, capacity in NAMES.items()}
+    last = {name: own["2", found[name]["client"]] for name in ("board", "cam", "van")}
+    assert {name: row["accuracy"] for name, row in found.items()} == last | {"phone": ""}
+    assert (found["phone"]["took_part"], found["phone"]["missing"]) == ("0", "4")
+    over = {(row["round"], row["size"]): row["accuracy"] for row in rows(tmp_path / "there", "over-rounds")}
+    assert over == {(number, repr(NAMES[name])): own[number, found[name]["client"]] for number in "12" for name in last}
+    code, told, _ = small.call(monkeypatch, capsys, "status", tmp_path / "there")
+    assert code == 0
+    told = " ".join(told.split())
+    means = "  ".join(f"{NAMES[name]!r}: {float(last[name]):.3f}" for name in sorted(last, key=NAMES.__getitem__))
+    assert f"accuracy on the clients' own data at round 2: {' '.join(means.split())}" in told
+    assert "4 devices: board (0.5), cam (0.25), phone (0.75), van (1.0)" in told
+    assert "phone, client 2 (train): lost its way" in told
+
+
 def test_devices_are_asked_once_and_get_the_largest_size_that_they_can_train(tmp_path: Path) -> None:
     names = {"a-quarter": 0.25, "b-between": 0.6, "c-whole": 1.0, "d-tiny": 0.1}
     home = laid_out(tmp_path, names)
@@ -313,6 +370,7 @@ def test_a_key_speaks_for_no_other_device(tmp_path: Path) -> None:
     "note, why",
     [
         ({}, "did not say its name"),
+        ({"device": {"name": "cam\x1b[31m", "capacity": 0.5}}, "no short plain name"),
         ({"device": {"name": "cam"}}, "capacity or a budget"),
         ({"device": {"name": "cam", "capacity": 2.0}}, "at most 1"),
         ({"device": {"name": "cam", "capacity": True}}, "at most 1"),

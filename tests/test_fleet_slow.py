@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import anysize as az
+import small
 from anysize import config as configs
 from anysize import device as devices
 from anysize.experiment import Experiment
@@ -100,6 +103,33 @@ def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_
     state, _ = flatten(az.load(home / "runs" / "fleet").state)
     assert all(bool(tensor.isfinite().all()) for tensor in state.values())
     assert loopback.left_behind(home) == []
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server, and two devices of which one can train half of what the other can."""
+    home = tmp_path_factory.mktemp("unequal") / "fleet"
+    text = configs.dumps(configs.from_dict(small.fleet_tables("heterofl")))
+    with loopback.Loopback(home, text, {"board": 0.5, "van": 1.0}) as fleet:
+        fleet.serve()
+        fleet.join()
+        yield fleet
+    assert loopback.left_behind(home) == []
+
+
+@pytest.mark.parametrize("case", small.METHODS)
+def test_every_method_trains_on_devices_of_unequal_capacity(unequal: Any, case: str) -> None:
+    name = re.sub(r"\W+", "-", case)
+    text = configs.dumps(configs.from_dict(small.fleet_tables(case) | {"name": name}))
+    (unequal.home / layout.EXPERIMENT).write_text(text)
+    unequal.run()
+    said = unequal.finished()
+    rounds = unequal.rounds(name)
+    assert [sorted(client["client"] for client in r["clients"]) for r in rounds] == [[0, 1]] * 2, said
+    assert not any("missing" in r for r in rounds)
+    assert set(rounds[-1]["client_metrics"]) == {"0.5", "1.0"}
+    state, _ = flatten(az.load(unequal.home / layout.RUNS / name).state)
+    assert all(bool(tensor.isfinite().all()) for tensor in state.values())
 
 
 def took_part(rounds: list[Any]) -> set[int]:

@@ -425,6 +425,14 @@ class LosesOnPack(Sound):
         )
 
 
+class ReadsItsWeights(Sound):
+    """What a client gets depends on values, so that nobody knows what it costs before there are any."""
+
+    def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
+        alive = any(float(tensor.abs().max()) > 0 for tensor in state.tensors.values())
+        return super().extract(context, state, client if alive else replace(client, size=context.sizes[0]))
+
+
 @dataclass(frozen=True)
 class PartState:
     tensors: Tensors
@@ -463,6 +471,7 @@ BROKEN = {
     StartsElsewhere: "pretrained_start",
     LosesOnPack: "full_round_trip",
     Unsavable: "survives_saving",
+    ReadsItsWeights: "costs_need_no_weights",
 }
 
 

@@ -7,13 +7,13 @@ import json
 import math
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import small
 from anysize import report
 from anysize.directory import write_analysis
 from anysize.errors import CheckpointError
@@ -21,10 +21,10 @@ from anysize.report.figures import build
 from anysize.report.page import render
 from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import read
+from pages import Page, page_of, rows
 
 LABELS = ["0.25", "0.5", "1.0"]
 PARAMETERS = [33_482, 1_219_594, 11_173_962]
-VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 def cost(index: int) -> dict[str, int]:
@@ -106,61 +106,6 @@ def save(directory: Path, events: list[dict[str, Any]]) -> Path:
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (directory / "events.jsonl").write_text(lines, encoding="utf-8")
     return directory
-
-
-def rows(directory: Path, name: str) -> list[dict[str, str]]:
-    with (directory / "report" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-class Page(HTMLParser):
-    """Checks that tags nest, and keeps what a test asks about."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.cells: list[list[tuple[str, str | None]]] = []
-        self.words: list[str] = []
-        self.specs: dict[str, Any] = {}
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.cells.append([])
-        if tag in ("td", "th"):
-            self.cells[-1].append(("", dict(attrs).get("title")))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        inside = self.open[-1] if self.open else ""
-        if inside == "script" and self.tags[-1][1].get("type") == "application/json":
-            self.specs[str(self.tags[-1][1]["id"])] = json.loads(data)
-        if inside in ("script", "style"):
-            return
-        self.words.append(data)
-        if "td" in self.open or "th" in self.open:
-            shown, title = self.cells[-1][-1]
-            self.cells[-1][-1] = (shown + data, title)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.words).split())
-
-    def row(self, first: str) -> list[tuple[str, str | None]]:
-        """The cells of the first row that begins so."""
-        return next(cells for cells in self.cells if cells[0][0] == first)
-
-
-def page_of(directory: Path) -> Page:
-    return Page(report.write(directory).read_text(encoding="utf-8"))
 
 
 def test_the_sizes_csv_has_every_digit_of_the_last_evaluation(tmp_path: Path) -> None:
@@ -520,7 +465,9 @@ def hostile_run(directory: Path) -> Path:
     )
     own = {HOSTILE: {"mean": 0.5, "worst_decile": 0.5, "spread": 0.0, "clients": 1}}
     event = round_event(1, client_metrics=own) | {HOSTILE: {HOSTILE: 0.5}, "metrics": {HOSTILE: {HOSTILE: 0.5}}}
-    save(directory, [begin, event])
+    devices = {"event": "devices", "round": 1, "devices": [{"client": 0, "name": HOSTILE, "group": HOSTILE}]}
+    absent = {"missing": [{"client": 0, "why": HOSTILE, "task": HOSTILE}]}
+    save(directory, [begin, devices, event | absent])
     (directory / "config.toml").write_text(f"name = '''{HOSTILE}'''")
     (directory / "environment.json").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))
     with (directory / "clients.csv").open("w", newline="") as file:
@@ -661,3 +608,116 @@ def test_principal_kernels_are_drawn_over_rounds_and_against_their_singular_valu
         "conv,0,8.0,3.0",
         "conv,1,4.0,2.0",
     ]
+
+
+# Runs that are judged on the clients ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judged_by_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of six clients that is judged on what each of them holds out, and on nothing else."""
+    directory = tmp_path_factory.mktemp("run") / "run"
+    options = {"on": ["clients"], "clients": 4}
+    small.experiment(evaluation=options, engine={"name": "inprocess"}).run(directory)
+    return directory
+
+
+def own_rows(directory: Path) -> list[dict[str, str]]:
+    with (directory / "clients.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_that_is_judged_on_clients_alone_shows_how_good_each_size_is(judged_by_clients: Path) -> None:
+    page = page_of(judged_by_clients)
+    assert "6 clients" in page.text
+    assert "No evaluation yet" not in page.text
+    assert "A size is judged by the clients that train it" in page.text
+    by_size: dict[tuple[int, str], list[float]] = {}
+    for row in own_rows(judged_by_clients):
+        by_size.setdefault((int(row["round"]), row["size"]), []).append(float(row["accuracy"]))
+    means = {place: sum(values) / len(values) for place, values in by_size.items()}
+    assert {number for number, _ in means} == {1, 2, 3}
+    found = {(int(row["round"]), row["size"]): float(row["accuracy"]) for row in rows(judged_by_clients, "over-rounds")}
+    assert found == pytest.approx(means)
+    last = {row["size"]: float(row["accuracy"]) for row in rows(judged_by_clients, "sizes") if row["accuracy"]}
+    assert last == pytest.approx({size: mean for (number, size), mean in means.items() if number == 3})
+    assert "loss" not in rows(judged_by_clients, "sizes")[0]  # events have no such mean
+    assert {"spec-over-rounds", "spec-against-macs", "spec-against-traffic"} <= set(page.specs)
+    assert "spec-client-rounds" not in page.specs  # the same curves once more
+    assert "Devices" not in page.text
+
+
+def test_the_page_agrees_with_the_events_to_the_last_digit(judged_by_clients: Path) -> None:
+    page_of(judged_by_clients)
+    events = [event for event in report.read_events(judged_by_clients / "events.jsonl") if event["event"] == "round"]
+    told = {(e["round"], name): score["mean"] for e in events for name, score in e["client_metrics"].items()}
+    found = {(int(row["round"]), row["size"]): float(row["accuracy"]) for row in rows(judged_by_clients, "over-rounds")}
+    assert found == told
+
+
+def group_scores(**means: tuple[float, int]) -> dict[str, Any]:
+    return {name: {"mean": mean, "worst_decile": 0.0, "spread": 0.0, "clients": n} for name, (mean, n) in means.items()}
+
+
+def test_a_size_that_two_groups_train_has_the_mean_over_all_their_clients(tmp_path: Path) -> None:
+    groups = [{"name": name, "size": "0.5", "clients": None} | cost(1) for name in ("camera", "phone")]
+    begin = start(groups=groups, partition={"clients": 0})
+    judged = group_scores(camera=(0.5, 1), phone=(0.9, 3))
+    page = page_of(save(tmp_path, [begin, round_event(1, client_metrics=judged)]))
+    assert [float(row["accuracy"]) for row in rows(tmp_path, "over-rounds")] == [pytest.approx((0.5 + 3 * 0.9) / 4)]
+    curves = page.specs["spec-client-rounds"]["data"]
+    assert {curve["name"]: curve["y"] for curve in curves} == {"camera": [0.5], "phone": [0.9]}
+
+
+def test_with_a_test_set_the_clients_own_metrics_have_curves_of_their_own(tmp_path: Path) -> None:
+    events = [
+        round_event(n, scores=[0.1, 0.2, 0.3], client_metrics=group_scores(**{"group 0.25": (n / 10, 2)}))
+        for n in (1, 2)
+    ]
+    page = page_of(save(tmp_path, [start(), *events]))
+    assert [(int(r["round"]), r["group"], float(r["accuracy"])) for r in rows(tmp_path, "client-rounds")] == [
+        (1, "group 0.25", 0.1),
+        (2, "group 0.25", 0.2),
+    ]
+    assert [row["accuracy"] for row in rows(tmp_path, "sizes")] == ["0.1", "0.2", "0.3"]
+    assert "A size is judged by the clients" not in page.text
+
+
+def test_devices_are_shown_by_name_with_what_each_found_last(tmp_path: Path) -> None:
+    met = [{"client": c, "name": name, "group": "group 0.25"} for c, name in enumerate(["board", "cam", "van"])]
+    moved = {"client": 2, "name": "van", "group": "group 1.0"}
+    missing = {"missing": [{"client": 1, "why": "too late", "task": "train"}]}
+    events = [
+        start(partition={"clients": 0, "samples": []}),
+        {"event": "devices", "round": 1, "devices": met},
+        round_event(1, client_metrics=group_scores(**{"group 0.25": (0.5, 2)})),
+        {"event": "devices", "round": 2, "devices": [moved]},
+        round_event(2, client_metrics=group_scores(**{"group 1.0": (0.7, 1)}), **missing),
+    ]
+    save(tmp_path, events)
+    lines = ["round,client,group,size,samples,accuracy,loss"]
+    lines += ["1,0,group 0.25,0.25,,0.4,1.5", "1,2,group 0.25,0.25,,0.6,1.25", "2,2,group 1.0,1.0,,0.7,1.0"]
+    (tmp_path / "clients.csv").write_text("\n".join([*lines, ""]))
+    page = page_of(tmp_path)
+    assert "3 devices" in page.text
+    assert [list(row.values()) for row in rows(tmp_path, "devices")] == [
+        ["board", "0", "group 0.25", "2", "0", "1", "0.4", "1.5"],
+        ["cam", "1", "group 0.25", "0", "1", "", "", ""],
+        ["van", "2", "group 1.0", "2", "0", "2", "0.7", "1.0"],
+    ]
+    assert [cell for cell, _ in page.row("board")] == ["board", "0", "group 0.25", "2", "0", "1", "0.4000", "1.5000"]
+    assert [row["device"] for row in rows(tmp_path, "missing")] == ["cam"]
+    assert "most often of cam (1×)" in page.text
+    assert {row["group"]: row["clients"] for row in rows(tmp_path, "groups")}["group 1.0"] == "2"  # as announced
+    points = [point for box in page.specs["spec-client-distribution"]["data"] for point in box["text"]]
+    assert points == ["van"]  # of the latest round
+
+
+def test_devices_that_nobody_announced_are_counted(tmp_path: Path) -> None:
+    groups = [{"name": "0.25", "size": "0.25", "clients": None} | cost(0)]
+    met = [{"client": c, "name": f"cam-{c}", "group": "0.25"} for c in range(3)]
+    begin = start(groups=groups, partition={"clients": 0, "samples": []})
+    page = page_of(save(tmp_path, [begin, {"event": "devices", "round": 1, "devices": met}]))
+    assert rows(tmp_path, "groups")[0]["clients"] == "3"
+    assert "3 devices" in page.text
+    assert "No evaluation yet" in page.text

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import small
 from anysize import config as configs
+from anysize.affordable import message_cost
 from anysize.device import DeviceConfig, Limits
 from anysize.devices import Budget
 from anysize.engines.base import Absence
@@ -25,7 +26,7 @@ from anysize.engines.inprocess import InProcess
 from anysize.errors import CheckpointError, ConfigError, TrustError
 from anysize.experiment import Experiment
 from anysize.methods.base import Client, SubModel, Update
-from anysize.trust import Gate, Guard, accepted, message_cost
+from anysize.trust import Gate, Guard, accepted
 from anysize.wire import Json, Tensors, dump, flatten, load, peek
 
 METHODS = ("fedavg", "heterofl", "flanc", "splitmix", "prism", "elf", "fjord", "fedhm", "oat")
@@ -382,51 +383,6 @@ def gate(experiment: Experiment, **limits: Any) -> Gate:
 
 def sent_as(sub_model: SubModel) -> tuple[bytes, Json]:
     return dump(sub_model.tensors, {}), json.loads(json.dumps(sub_model.ticket))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("task", ["train", "calibrate", "evaluate"])
-def test_a_device_takes_what_it_can_afford(method: str, task: str) -> None:
-    experiment = made(method)
-    sent = message(experiment, task)
-    taken = gate(experiment, capacity=1.0)(*sent_as(sent))
-    assert dump(taken.tensors, {}) == dump(sent.tensors, {})
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_device_counts_what_the_server_counted(method: str) -> None:
-    experiment = made(method)
-    size = experiment.context.sizes[-1]
-    counted = experiment.cost(size).units()
-    sent = message(experiment, client=0)
-    found = message_cost(experiment.context.for_client(), experiment.method, sent, experiment.example)
-    for unit in ("parameters", "training_macs", "activation_bytes"):
-        assert found[unit] == counted[unit]
-    assert found["bytes"] == pytest.approx(counted["bytes"], rel=0.01)
-
-
-@pytest.mark.parametrize("unit", ["parameters", "training_macs", "activation_bytes", "bytes"])
-def test_a_device_refuses_what_is_above_its_budget(unit: str) -> None:
-    experiment = made("flanc")
-    small_one, large_one = message(experiment, place=0), message(experiment, place=-1)
-    limit = experiment.cost(experiment.context.sizes[0]).units()[unit] * 1.05
-    door = gate(experiment, budget=Budget(**{unit: limit}))
-    assert door(*sent_as(small_one)).width == 0.5
-    with pytest.raises(TrustError, match=f"{unit} = .*this device's budget is"):
-        door(*sent_as(large_one))
-
-
-def test_a_device_refuses_what_is_above_its_capacity() -> None:
-    experiment = made("flanc")
-    door = gate(experiment, capacity=0.6)
-    assert door(*sent_as(message(experiment, place=0))).width == 0.5
-    with pytest.raises(TrustError, match=r"size 1\.0 is above this device's capacity, 0\.6"):
-        door(*sent_as(message(experiment, place=-1)))
-    blob, ticket = sent_as(message(experiment, place=-1))
-    with pytest.raises(TrustError, match="above this device's capacity"):
-        door(blob, ticket | {"size": "0.5"})  # the large network under a small one's label
-    with pytest.raises(TrustError, match="none that the experiment trains"):
-        door(blob, ticket | {"size": "tiny"})
 
 
 def test_a_device_refuses_what_its_memory_cannot_hold() -> None:

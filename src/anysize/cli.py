@@ -186,9 +186,10 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
 def _print_missing(found: Mapping[str, Any]) -> None:
     """How often devices were missing, and who was at last."""
     last = found["last_missing"]
+    names = {about["client"]: f"{about['name']}, " for about in found["devices"]}
     _say(f"{found['missing']} answers missing so far; at round {last['round']}:")
     for entry in last["missing"]:
-        _say(f"  client {entry['client']} ({entry['task']}): {entry['why']}")
+        _say(f"  {names.get(entry['client'], '')}client {entry['client']} ({entry['task']}): {entry['why']}")
     if found["void"]:
         _say(f"rounds that changed nothing, since too few answered: {', '.join(map(str, found['void']))}")
 
@@ -368,6 +369,12 @@ def status(directory: Directory, as_json: AsJson = False) -> None:
     _say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
     if found["latest"]:
         _say(f"{found['metric']} at round {found['evaluated']}: {_by_size(found['latest'])}")
+    if found["clients_latest"]:
+        means = _by_size({group: values["mean"] for group, values in found["clients_latest"].items()})
+        _say(f"{found['metric']} on the clients' own data at round {found['clients_evaluated']}: {means}")
+    if found["devices"]:
+        listed = ", ".join(f"{about['name']} ({about['group']})" for about in found["devices"])
+        _say(f"{len(found['devices'])} devices: {listed}")
     if found["last_missing"]:
         _print_missing(found)
 

@@ -107,11 +107,19 @@ class Limits:
         capacity: the part of the full model, or None.
         budget: in units, or None.
         memory_bytes: what a task may take; None for what is free.
+
+    >>> str(Limits(0.25)), str(Limits(budget=Budget(macs=1e6)))
+    ('capacity, 0.25,', 'budget, macs = 1e+06,')
     """
 
     capacity: float | None = None
     budget: Budget | None = None
     memory_bytes: float | None = None
+
+    def __str__(self) -> str:
+        if self.budget is None:
+            return f"capacity, {self.capacity:g},"
+        return "budget, " + ", ".join(f"{unit} = {limit:g}" for unit, limit in self.budget.limits().items()) + ","
 
 
 def load(path: str | Path) -> DeviceConfig:

@@ -87,6 +87,10 @@ class Budget:
         return all(costs[unit] <= limit for unit, limit in self.limits().items())
 
 
+UNITS = tuple(unit.name for unit in fields(Budget) if unit.name != "latency_ms")
+"""Every unit of a budget that can be counted."""
+
+
 def _positive(limit: object) -> bool:
     """Whether a limit is a number above 0, and not a bool in a number's place."""
     return isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
@@ -139,6 +143,7 @@ class Fleet:
         cover: Whether it is redrawn until every group occurs among the participants.
         per_group: How many of each group are asked, in the order of `groups`; empty where groups do not matter.
         present: The clients that are there, on a fleet of real devices; None where all are.
+        names: Of real devices, what each client that ever came is called.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> fleet.counts()
@@ -157,6 +162,7 @@ class Fleet:
     cover: bool = False
     per_group: tuple[int, ...] = ()
     present: frozenset[int] | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def counts(self) -> dict[str, int]:
@@ -341,7 +347,13 @@ def open_fleet(config: DevicesConfig, seed: int) -> Fleet:
     )
 
 
-def enrolled(planned: Fleet, config: DevicesConfig, groups: Mapping[int, str], present: Collection[int]) -> Fleet:
+def enrolled(
+    planned: Fleet,
+    config: DevicesConfig,
+    groups: Mapping[int, str],
+    present: Collection[int],
+    names: Mapping[int, str] | None = None,
+) -> Fleet:
     """The fleet of the real devices that have come so far.
 
     Args:
@@ -349,6 +361,7 @@ def enrolled(planned: Fleet, config: DevicesConfig, groups: Mapping[int, str], p
         config: the experiment's `[devices]` table.
         groups: the group's name of every client that ever came, by its id.
         present: those of them that are there now.
+        names: what the devices are called.
 
     >>> planned = open_fleet(DevicesConfig(capacities=[0.5, 1.0]), seed=0)
     >>> fleet = enrolled(planned, DevicesConfig(capacities=[0.5, 1.0]), {0: "1.0", 1: "0.5", 2: "0.5"}, present=[0, 2])
@@ -372,6 +385,7 @@ def enrolled(planned: Fleet, config: DevicesConfig, groups: Mapping[int, str], p
         per_round=asked if isinstance(asked, int) else sum(asked),
         members=members,
         present=here,
+        names={client: names[client] for client in sorted(groups)} if names else {},
     )
 
 

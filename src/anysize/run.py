@@ -315,14 +315,16 @@ def history(directory: Path) -> list[Json]:
 
 
 def status(directory: Path) -> Json:
-    """How far a run is: its last finished round, and its latest metrics."""
+    """How far a run is: its last finished round, its latest metrics, and which devices take part."""
     config = saved_config(directory)
     events = read_events(directory / EVENTS)
     start = next((event for event in events if event["event"] == "start"), {"metric": "accuracy"})
     rounds = history(directory)
     done = rounds[-1]["round"] if rounds else 0
     evaluated = next((event for event in reversed(rounds) if start["metric"] in event), None)
+    judged = next((event for event in reversed(rounds) if event.get("client_metrics")), None)
     late = next((event for event in reversed(rounds) if event.get("missing")), None)
+    met = [about for event in events if event["event"] == "devices" for about in event["devices"]]
     return {
         "name": config.name,
         "round": done,
@@ -331,6 +333,9 @@ def status(directory: Path) -> Json:
         "metric": start["metric"],
         "evaluated": evaluated["round"] if evaluated else None,
         "latest": evaluated[start["metric"]] if evaluated else {},
+        "clients_evaluated": judged["round"] if judged else None,
+        "clients_latest": judged["client_metrics"] if judged else {},
+        "devices": sorted({about["client"]: about for about in met}.values(), key=lambda about: int(about["client"])),
         "missing": sum(len(event.get("missing", [])) for event in rounds),
         "void": [event["round"] for event in rounds if event.get("void")],
         "last_missing": {"round": late["round"], "missing": late["missing"]} if late else None,
@@ -359,6 +364,7 @@ class _Runner:
         self._saved = 0  # the round of the checkpoint in the directory
         self._crew = crew
         self._void = 0  # rounds in a row with too few answers
+        self._devices: dict[int, Json] = {}  # the name and the group of each that has come
 
     def go(self, *, resume: bool, overwrite: bool) -> Experiment:
         """Runs to the end; the experiment as it was run."""
@@ -477,6 +483,7 @@ class _Runner:
         config, context, method = experiment.config, experiment.context, experiment.method
         rate = config.training.rate(number - 1, config.rounds)
         fleet = engine.fleet(number, experiment.fleet)
+        self._introduce(number, fleet)
         clients = self._clients(number, fleet)
         least = config.engine.min_clients or (0 if fleet.present is None else 1)
         state, tally = run_round(
@@ -508,6 +515,16 @@ class _Runner:
         if stops:
             raise AnysizeError(self._given_up(number, least, tally))
         return after
+
+    def _introduce(self, number: int, fleet: Fleet) -> None:
+        """An event that says which devices are new, or can train another size than before."""
+        found = {
+            client: {"name": name, "group": fleet.group_of(client, number).name} for client, name in fleet.names.items()
+        }
+        new = [{"client": client} | about for client, about in found.items() if self._devices.get(client) != about]
+        self._devices = found
+        if new:
+            self._event({"event": "devices", "round": number, "devices": new})
 
     def _given_up(self, number: int, least: int, tally: Tally) -> str:
         """Why a run that nobody answers any more stops."""
@@ -555,7 +572,8 @@ class _Runner:
             rows = on_clients(context, method, current.state, engine, *who)
             if rows:
                 directories.append_rows(self._directory, rows)
-            event["client_metrics"] = by_group(rows, metric, context.task.higher_is_better)
+            scores = by_group(rows, metric, context.task.higher_is_better)
+            event["client_metrics"] = {g.name: scores[g.name] for g in fleet.groups if g.name in scores}
         return event
 
     def _round_event(self, number: int, tally: Tally, fleet: Fleet) -> Json:

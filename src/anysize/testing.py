@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anysize.affordable import Costs
 from anysize.context import Context, Size
 from anysize.data import Data, to_input
+from anysize.devices import UNITS
 from anysize.directory import CLIENTS
 from anysize.elastic.depth import Skipped
 from anysize.elastic.ensemble import Ensemble
@@ -237,6 +239,16 @@ def cost_is_monotone(trial: Trial) -> str | None:
     return None
 
 
+def costs_need_no_weights(trial: Trial) -> str | None:
+    """What a size costs can be told from shapes alone: a device asks before it takes anything."""
+    costs = Costs(trial.context.for_client(), trial.method, trial.experiment.example)
+    for size in trial.context.sizes:
+        told, counted = costs.units(size), trial.experiment.cost(size, state=trial.state).units()
+        for unit in (unit for unit in UNITS if told[unit] != counted[unit]):
+            return f"size {size.label} has {unit} = {counted[unit]:g}, and by its shapes alone {told[unit]:g}"
+    return None
+
+
 def survives_saving(trial: Trial) -> str | None:
     """The state is the same after saving and loading, serves clients as before, and always gives the same bytes."""
     tensors, note = flatten(trial.state)
@@ -390,6 +402,7 @@ LAWS: dict[str, Law] = {
         inputs_untouched,
         training_changes_something,
         cost_is_monotone,
+        costs_need_no_weights,
         survives_saving,
         same_seed_same_bits,
         reused_networks_are_like_new,

@@ -20,22 +20,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anysize import config as configs
+from anysize.affordable import REMEMBERED, Costs, finished_network, kind_of, statistics_form, without_statistics
 from anysize.config import EngineConfig, ExperimentConfig
-from anysize.context import Context
-from anysize.cost import answered, forward_macs, on_meta, own_bytes, shipped_bytes, training_cost
+from anysize.context import Context, Size
+from anysize.cost import answered, on_meta
 from anysize.device import DeviceConfig, Limits
 from anysize.elastic.norm import batch_norms
-from anysize.elastic.skeleton import hollow
 from anysize.engines.base import Absence
 from anysize.errors import AnysizeError, TrustError
-from anysize.local import STATISTICS
-from anysize.measuring import available_bytes, training_bytes
+from anysize.measuring import available_bytes
 from anysize.methods.base import Method, SubModel, Update, finite
 from anysize.objectives import Batch
-from anysize.wire import Json, load, peek
+from anysize.wire import load, peek
 
 if TYPE_CHECKING:
     from anysize.experiment import Experiment
@@ -47,9 +46,7 @@ _TOLD: Mapping[str, tuple[str, ...]] = {
 }
 """By task, what an answer's ticket says that the message's did not."""
 
-_VOLATILE = ("client", "round", "seed", "rate")  # what an answer's form does not depend on
 _SHOWN = 3  # problems of an answer that are named
-_FORMS = 256  # forms that are remembered
 _LARGEST = {"mean": 1e15, "variance": 1e30, "count": 1e15}
 """The largest statistics of a batch-norm: their squares and sums stay numbers in single precision."""
 
@@ -77,13 +74,9 @@ def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
     task = sub_model.ticket["task"]
     if task == "evaluate":
         return Form({})
-    meta = on_meta(replace(sub_model, tensors=_without_statistics(sub_model.tensors)))
+    meta = on_meta(replace(sub_model, tensors=without_statistics(sub_model.tensors)))
     if task == "calibrate":
-        norms = batch_norms(_finished(context, method, meta))
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for place, norm in enumerate(norms):
-            shapes[f"{place}.mean"] = shapes[f"{place}.variance"] = ((norm.num_features,), torch.float32)
-            shapes[f"{place}.count"] = ((), torch.float64)
+        shapes = statistics_form(finished_network(context, method, meta))
         return Form(shapes, {name: name.rpartition(".")[2] for name in shapes})
     module, answer = answered(context, method, meta)
     tensors = answer.tensors
@@ -94,17 +87,8 @@ def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
     return Form({name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}, kinds, added)
 
 
-def _finished(context: Context, method: Method[Any], meta: SubModel) -> nn.Module:
-    """The network that a client asks about its data, on the meta device."""
-    return hollow(method.build(context, meta), constants=False)
-
-
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _without_statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(STATISTICS)}
 
 
 class Guard:
@@ -151,11 +135,9 @@ class Guard:
 
     def form(self, sub_model: SubModel) -> Form:
         """The form of the answer to a message; found once for all messages of one kind."""
-        asked = {key: value for key, value in sub_model.ticket.items() if key not in _VOLATILE}
-        shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in sub_model.tensors.items()]
-        kind = json.dumps([asked, shapes], sort_keys=True)
+        kind = kind_of(sub_model)
         if kind not in self._forms:
-            if len(self._forms) == _FORMS:
+            if len(self._forms) == REMEMBERED:
                 self._forms.clear()
             self._forms[kind] = form(self._context, self._method, sub_model)
         return self._forms[kind]
@@ -299,6 +281,15 @@ def _short(value: object) -> str:
 # The device's side ----------------------------------------------------------------------------------
 
 
+def refuse_upper_bounds(method: Method[Any]) -> None:
+    """Refuses a method that sends clients more than they can afford."""
+    if method.needs_simulation:
+        raise TrustError(
+            f"{type(method).__name__} with these options sends devices more than they can train, as an upper bound for "
+            "simulations; real devices refuse it"
+        )
+
+
 def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
     """The experiment that a server tells a device of, if it names no code but what the device allows, and no files.
 
@@ -321,6 +312,25 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
     return config
 
 
+def accepted_sizes(told: Any) -> tuple[Size, ...]:
+    """The sizes that a server says its fleet trains, smallest first, as every method expects them.
+
+    Raises:
+        TrustError: if they are none.
+
+    >>> [size.label for size in accepted_sizes([{"width": 1.0}, {"width": 0.25}])]
+    ['0.25', '1.0']
+    """
+    try:
+        sizes = sorted((Size(**size) for size in told), key=lambda size: size.order)
+        fine = all(0 < s.width <= 1 and 0 <= s.mask < 1 and (s.depth or 1) >= 1 for s in sizes)
+    except TypeError:
+        sizes, fine = [], False
+    if not sizes or not fine:
+        raise TrustError(f"the server's sizes, {_short(told)}, are none that a network can have")
+    return tuple(sizes)
+
+
 class Gate:
     """A device's door: `gate(blob, ticket)` is the sub-model in a message, unless the device cannot afford it.
 
@@ -329,14 +339,14 @@ class Gate:
         method: the method.
         example: a batch of the training batch size; only its shapes and types matter.
         limits: what the device can afford.
+        capacity_of: what its capacity is a fraction of.
     """
 
-    def __init__(self, context: Context, method: Method[Any], example: Batch, limits: Limits) -> None:
-        self._context = context
-        self._method = method
-        self._example = example
+    def __init__(
+        self, context: Context, method: Method[Any], example: Batch, limits: Limits, capacity_of: str = "width"
+    ) -> None:
         self._limits = limits
-        self._costs: dict[str, dict[str, float]] = {}
+        self._costs = Costs(context, method, example, capacity_of)
 
     def __call__(self, blob: bytes, ticket: Any) -> SubModel:
         """The sub-model; an error that says why not, before any of its tensors has memory.
@@ -353,60 +363,26 @@ class Gate:
     def refusals(self, sub_model: SubModel) -> list[str]:
         """Why the device does not take a sub-model, whose numbers it has not seen; nothing if it does."""
         try:
-            costs = self._cost(sub_model)
+            costs = self._costs.of(sub_model)
         except (AnysizeError, RuntimeError, KeyError, TypeError, ValueError) as error:
             return [f"it does not make the network that its ticket says ({_short(str(error))})"]
-        limits = {} if self._limits.budget is None else self._limits.budget.limits()
-        over = [
-            f"{unit} = {costs[unit]:g}, and this device's budget is {limit:g}"
-            for unit, limit in limits.items()
-            if unit in costs and costs[unit] > limit
-        ]
+        over = list(self._above(costs, sub_model.ticket["task"]))
         free = self._limits.memory_bytes or available_bytes()
         if free is not None and costs["memory_bytes"] > free:
             over.append(f"it takes {costs['memory_bytes']:.3g} bytes of memory, and {free:.3g} are free")
-        return [*self._too_wide(sub_model.ticket), *over]
+        return over
 
-    def _too_wide(self, ticket: Json) -> Iterator[str]:
-        """Whether the size that a ticket names is above the device's capacity."""
-        if self._limits.capacity is None:
+    def _above(self, costs: Mapping[str, float], task: str) -> Iterator[str]:
+        """In which units a message costs more than any size that the device's capacity or budget allows."""
+        if self._limits.capacity is None and self._limits.budget is None:
             return
-        size = next((size for size in self._context.sizes if size.label == ticket.get("size")), None)
-        can = self._method.sized(self._context, self._limits.capacity)
-        if size is None:
-            yield f"size {_short(ticket.get('size'))} is none that the experiment trains"
-        elif not can.holds(size) or float(ticket["width"]) > max(can.width, size.width):
-            yield f"size {size.label} is above this device's capacity, {self._limits.capacity:g}"
-
-    def _cost(self, sub_model: SubModel) -> dict[str, float]:
-        """What a message costs this device; the same for all messages of its kind."""
-        asked = {key: value for key, value in sub_model.ticket.items() if key not in _VOLATILE}
-        kind = json.dumps([asked, [(n, list(t.shape), str(t.dtype)) for n, t in sub_model.tensors.items()]])
-        if kind not in self._costs:
-            if len(self._costs) == _FORMS:
-                self._costs.clear()
-            self._costs[kind] = message_cost(self._context, self._method, sub_model, self._example)
-        return self._costs[kind]
-
-
-def message_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, float]:
-    """What a message costs the client that receives it, in the units of a budget as far as a client can tell.
-
-    Of a training message that is what a step takes; of any other what the finished network takes. Memory is that of the
-    message, of the network with its gradients, optimizer and copies, and of what a step holds.
-    """
-    meta = on_meta(replace(sub_model, tensors=_without_statistics(sub_model.tensors)))
-    payload = sum(tensor.numel() * tensor.element_size() for tensor in sub_model.tensors.values())
-    if sub_model.finished:
-        network = _finished(context, method, meta)
-        own = own_bytes(network)
-        macs = forward_macs(network, example.x.to("meta"))
-        shipped = shipped_bytes(context, network)
-        return {"macs": macs, "inference_bytes": shipped, "bytes": payload, "memory_bytes": payload + 2 * own}
-    cost: dict[str, float] = {**training_cost(context, method, meta, example)}
-    own = own_bytes(answered(context, method, meta)[0])
-    memory = payload + training_bytes(context.training, own, int(cost["activation_bytes"]))
-    return cost | {"bytes": cost["bytes_down"] + cost["bytes_up"], "memory_bytes": memory}
+        most = self._costs.most(self._limits, task)
+        if not most:
+            yield f"this device's {self._limits} allows none of the sizes that the experiment trains"
+            return
+        for unit, cost in costs.items():
+            if unit != "memory_bytes" and cost > most[unit]:
+                yield f"{unit} = {cost:.0f}, and this device's {self._limits} allows {most[unit]:.0f}"
 
 
 def _order_problems(ticket: Any) -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import Any
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from anysize import device as devices
-from anysize.context import Size
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.device import DeviceConfig
@@ -25,7 +24,7 @@ from anysize.errors import AnysizeError
 from anysize.experiment import Experiment, Signature
 from anysize.local import perform
 from anysize.methods.base import Update
-from anysize.trust import Gate, accepted
+from anysize.trust import Gate, accepted, accepted_sizes, refuse_upper_bounds
 from anysize.wire import Json, dump
 
 KEPT = "kept"
@@ -92,12 +91,13 @@ class Knowledge:
     def __init__(self, device: DeviceConfig, hello: Json) -> None:
         config = accepted(str(hello["config"]), device)
         signature = Signature.from_json(hello["signature"])
-        sizes = tuple(Size(**size) for size in hello["sizes"])
-        self.experiment = Experiment.from_config(config, (signature, sizes))
+        self.experiment = Experiment.from_config(config, (signature, accepted_sizes(hello["sizes"])))
+        refuse_upper_bounds(self.experiment.method)
         self._share = devices.own_share(device, config, signature)
         with weightless():
             self._context = client_context(self.experiment)
-        self._gate = Gate(self._context, self.experiment.method, self.experiment.example, device.limits)
+        known = (self._context, self.experiment.method, self.experiment.example)
+        self._gate = Gate(*known, device.limits, config.devices.capacity_of)
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
 
     def answer(self, blob: bytes, ticket: Any) -> Update:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,19 @@ from flwr.app import ArrayRecord, RecordDict
 
 from anysize import config as configs
 from anysize import interrupts
+from anysize.affordable import Costs
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node
 from anysize.deploy.roster import Roster
 from anysize.deploy.spool import Spool
+from anysize.device import Limits
 from anysize.devices import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.errors import AnysizeError
 from anysize.methods.base import SubModel, Update
 from anysize.profiling import stage
+from anysize.trust import refuse_upper_bounds
 from anysize.wire import Json, dump, load
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ _SLOWEST_POLL_SECONDS = 1.0
 _INTRODUCTION_SECONDS = 20.0  # the most that a round waits for devices that have just come
 _RETURN_SECONDS = 120.0  # the most that a round waits for enough devices, where engine.round_timeout says nothing
 _QUERY_LIFE_SECONDS = 600.0
-_SLACK = 1e-9
 
 Check = Callable[[SubModel, Update], Update | Absence]
 
@@ -93,6 +95,7 @@ class Devices(Engine):
         check: Check,
         on_event: Callable[[Json], None] = lambda event: None,
     ) -> None:
+        refuse_upper_bounds(experiment.method)
         self._experiment, self._link, self._roster = experiment, link, roster
         self._check, self._on_event = check, on_event
         self._options = experiment.config.engine
@@ -104,7 +107,8 @@ class Devices(Engine):
         }
         self._here = _Attendance()
         self._last: tuple[list[str], ArrayRecord] | None = None
-        self._units: dict[str, Mapping[str, float]] = {}
+        context, method = experiment.context.for_client(), experiment.method
+        self._costs = Costs(context, method, experiment.example, experiment.config.devices.capacity_of)
         self._began = False
 
     def fleet(self, round: int, planned: Fleet) -> Fleet:
@@ -123,7 +127,8 @@ class Devices(Engine):
             interrupts.pause(_SLOWEST_POLL_SECONDS)
             self._muster(0.0)
         self._began = True
-        return enrolled(planned, self._experiment.config.devices, self._here.groups, self._here.nodes)
+        names = {client: name for name, client in self._roster.clients.items()}
+        return enrolled(planned, self._experiment.config.devices, self._here.groups, self._here.nodes, names)
 
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
         timeout = self._options.round_timeout
@@ -254,21 +259,11 @@ class Devices(Engine):
 
     def _group(self, about: Introduction) -> str:
         """The largest of the experiment's groups that a device can train."""
-        experiment = self._experiment
-        for group in reversed(experiment.fleet.groups):
-            needs = group.capacity if group.capacity is not None else experiment.size_of_group[group.name].width
-            if about.budget is None and needs <= (about.capacity or 0.0) + _SLACK:
-                return group.name
-            if about.budget is not None and about.budget.fits(self._costs(group.name)):
+        limits, size_of_group = Limits(about.capacity, about.budget), self._experiment.size_of_group
+        for group in reversed(self._experiment.fleet.groups):
+            if self._costs.within(limits, size_of_group[group.name]):
                 return group.name
         raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")
-
-    def _costs(self, group: str) -> Mapping[str, float]:
-        """What a group's size costs in units; time is for the device to judge."""
-        if group not in self._units:
-            cost = self._experiment.cost(self._experiment.size_of_group[group])
-            self._units[group] = {"latency_ms": 0.0} | cost.units()
-        return self._units[group]
 
     def _names(self) -> list[str]:
         names = {client: name for name, client in self._roster.clients.items()}

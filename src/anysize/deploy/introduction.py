@@ -38,6 +38,8 @@ class Introduction:
         about = note.get("device")
         if not isinstance(about, dict) or not isinstance(about.get("name"), str) or not about["name"]:
             raise AnysizeError("did not say its name")
+        if about["name"] != plain(about["name"]):
+            raise AnysizeError(f"calls itself {plain(about['name'])!r}, which is no short plain name")
         capacity, budget = about.get("capacity"), about.get("budget")
         if (capacity is None) == (budget is None):
             raise AnysizeError("must tell a capacity or a budget, one of the two")

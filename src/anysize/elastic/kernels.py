@@ -370,8 +370,8 @@ def _factors(matrix: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
         vectors = torch.linalg.eigh(matrix @ matrix.T).eigenvectors.flip(1)
     projected = matrix.T @ vectors  # sigma v
     values = projected.norm(dim=0)
-    floor = float(values.max()) * _FLOOR + torch.finfo(torch.float32).tiny
-    roots = values.clamp_min(floor).sqrt()
+    floor = values.max() * _FLOOR + torch.finfo(torch.float32).tiny
+    roots = values.clamp(min=floor).sqrt()
     return vectors * roots, values, projected / roots
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -117,6 +118,8 @@ def pack(mask: Tensor) -> Tensor:
     >>> pack(torch.tensor([True, False, True])).tolist()
     [160]
     """
+    if mask.is_meta:
+        return torch.empty((mask.numel() + 7) // 8, dtype=torch.uint8, device="meta")
     return torch.from_numpy(np.packbits(mask.flatten().numpy()))
 
 
@@ -129,7 +132,26 @@ def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
     count = int(torch.Size(shape).numel())
     if bits.dtype != torch.uint8 or bits.shape != ((count + 7) // 8,):
         raise ModelError(f"a mask of {tuple(bits.shape)} {bits.dtype} does not fit a weight of shape {tuple(shape)}")
+    if bits.is_meta:
+        return torch.empty(tuple(shape), dtype=torch.bool, device="meta")
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).reshape(tuple(shape))
+
+
+def left_by(sparsity: float, counts: Mapping[str, int], scope: Scope) -> dict[str, int]:
+    """How many weights of each tensor masks leave; of those that compare all layers, known in total alone.
+
+    Args:
+        sparsity: of the masks.
+        counts: the number of weights of each tensor.
+        scope: whether weights were compared over all layers or within each.
+
+    >>> left_by(0.5, {"a": 3, "b": 3}, "layer"), left_by(0.5, {"a": 3, "b": 3}, "global")
+    ({'a': 1, 'b': 1}, {'a': 1, 'b': 2})
+    """
+    if scope == "layer":
+        return {name: count - round(sparsity * count) for name, count in counts.items()}
+    ends = [round(sparsity * end) for end in accumulate(counts.values(), initial=0)]
+    return {name: counts[name] - last + first for name, (first, last) in zip(counts, pairwise(ends))}
 
 
 def take_values(tensor: Tensor, bits: Tensor) -> Tensor:

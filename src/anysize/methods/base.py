@@ -163,6 +163,11 @@ class Method(ABC, Generic[State]):
         """Whether `finish` asks clients about their held-out data."""
         return False
 
+    @property
+    def needs_simulation(self) -> bool:
+        """Whether clients are sent more than they can afford, as an upper bound; real devices refuse it."""
+        return False
+
     @abstractmethod
     def sizes(self, context: Context) -> Sequence[Size]:
         """What it can train or be cut to with what was trained, smallest first."""

@@ -43,7 +43,7 @@ from anysize.context import Context, Proxy, Size
 from anysize.elastic.depth import Fill, full_depth, restored, why_none
 from anysize.elastic.skeleton import fill as filled
 from anysize.elastic.skeleton import named_tensors
-from anysize.elastic.sparsity import Masks, iterative_pruning, pack, prunable, put_values, take_values, unpack
+from anysize.elastic.sparsity import Masks, iterative_pruning, left_by, pack, prunable, put_values, take_values, unpack
 from anysize.errors import MethodError
 from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
 from anysize.methods.mean import StreamingMean
@@ -202,8 +202,15 @@ class ELF(Method[ELFState]):
         """Algorithm 1, line 10: the weights that the mask keeps, and the mask."""
         named = {_MASK + name: own for name, own in bits.items()}
         depth, mask = client.size.depth, client.size.mask
-        sent = sparse(tensors, bits) | named
+        known = not any(own.is_meta for own in bits.values())
+        sent = (sparse(tensors, bits) if known else self._sparse_shapes(tensors, bits, mask)) | named
         return sub_model(client, sent, width=client.size.width, depth=depth, mask=mask)
+
+    def _sparse_shapes(self, tensors: Tensors, bits: Tensors, mask: float) -> Tensors:
+        """The shapes of what travels under masks that are not known, as many values in all as under any."""
+        counts = left_by(mask, {name: tensors[name].numel() for name in bits}, self.scope)
+        plain = {name: tensor for name, tensor in tensors.items() if name not in bits}
+        return plain | {_VALUES + n: torch.empty(c, dtype=tensors[n].dtype, device="meta") for n, c in counts.items()}
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         skeleton = context.skeleton(sub_model.width, sub_model.ticket["depth"])

@@ -65,6 +65,10 @@ class FedAvg(Method[FedAvgState]):
         if self.width not in ("weakest", "each"):
             raise MethodError(f"fedavg: width = '{self.width}'; allowed: 'weakest', 'each'")
 
+    @property
+    def needs_simulation(self) -> bool:
+        return self.width == "each"
+
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes[:1] if self.width == "weakest" else context.sizes
 

@@ -19,8 +19,8 @@ from anysize.report.plots import (
     round_axis,
     shortened,
 )
-from anysize.report.record import Cost, Number, Partition, Record, Round, total
-from anysize.report.tables import count, decimals, size_bytes
+from anysize.report.record import Cost, GroupScore, Number, Partition, Record, Round, total
+from anysize.report.tables import ON_CLIENTS, count, decimals, size_bytes
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
 FEW_SIZES = 5  # with more, labels next to the points would cover one another
@@ -37,6 +37,7 @@ def build(record: Record) -> list[Figure]:
         against_cost(record, "bytes", "bytes per client and round", size_bytes, lambda cost: cost.traffic),
         against_traffic(record),
         against_virtual_time(record),
+        client_rounds(record),
         client_distribution(record),
         *partition_figures(record.start.partition),
         time_by_stage(record),
@@ -210,6 +211,33 @@ def against_virtual_time(record: Record) -> Figure | None:
     )
 
 
+def client_rounds(record: Record) -> Figure | None:
+    """The mean metric of each group's clients on their own held-out samples, after every round that asked them."""
+    rounds, metric = [round_ for round_ in record.rounds if round_.client_metrics], record.start.metric
+    names = list(dict.fromkeys(name for round_ in rounds for name in round_.client_metrics))
+    trained = {group.name: group.size or group.name for group in record.start.groups}
+    sizes = {trained.get(name, name) for name in names}
+    if not rounds or (record.on_clients and len(sizes) == len(names)):  # then the sizes' curves are these
+        return None
+    curves = []
+    for name in names:
+        size = trained.get(name, name)
+        x = [round_.round for round_ in rounds]
+        y = [round_.client_metrics.get(name, GroupScore()).mean for round_ in rounds]
+        curves.append({**line(x, y, colour(record, size), symbol(record, size)), "name": plot_text(name)})
+    return Figure(
+        name="client-rounds",
+        section="clients",
+        title=f"{capital(metric)} on the clients’ own data over rounds",
+        caption="Mean over the clients of a group, each on samples that it never trained on.",
+        keys=("round", "group", "clients", metric),
+        rows=tuple((r.round, n, score.clients, score.mean) for r in rounds for n, score in r.client_metrics.items()),
+        spec=chart(curves, round_axis(record), _score_axis(record), legend="group"),
+        height=320,
+        wide=True,
+    )
+
+
 def client_distribution(record: Record) -> Figure | None:
     """The metric of every client on its own held-out samples, by device group."""
     scores, metric = record.client_scores, record.start.metric
@@ -226,7 +254,7 @@ def client_distribution(record: Record) -> Figure | None:
                 "type": "box",
                 "name": plot_text(name),
                 "y": [score.score for score in members],
-                "text": [plot_text(f"client {score.client}") for score in members],
+                "text": [plot_text(record.called(score.client)) for score in members],
                 "boxpoints": "all" if len(scores) <= MANY_CLIENTS else "outliers",
                 "jitter": 0.5,
                 "pointpos": 0,
@@ -424,4 +452,4 @@ def _time_unit(seconds: Number) -> tuple[str, int]:
 
 def _direction(record: Record) -> str:
     better = "Higher" if record.start.higher_is_better else "Lower"
-    return f"{better} is better."
+    return f"{better} is better. {ON_CLIENTS}" if record.on_clients else f"{better} is better."

@@ -30,6 +30,7 @@ SECTIONS = (
     ("groups", "Device groups"),
     ("coverage", "What clients and domains trained"),
     ("clients", "Clients’ own held-out data"),
+    ("devices", "Devices"),
     ("missing", "Who was missing, and why"),
     ("partition", "Data on the clients"),
     ("time", "Where the time went"),
@@ -82,7 +83,7 @@ def _style(record: Record) -> str:
 
 def _header(record: Record) -> str:
     start = record.start
-    clients = times(start.partition.clients, "client") if start.partition else None
+    clients = times(record.clients, "device" if record.devices else "client") if record.clients else None
     facts = [
         f"<b>{html.escape(start.method)}</b>",
         f"{html.escape(start.model)} on {html.escape(start.data)}",

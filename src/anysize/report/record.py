@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
@@ -155,8 +156,22 @@ class Round(Entry):
         return self.metrics.get(label, {}).get(metric)
 
 
+class Device(Entry):
+    """A real device: the client that it is, and what it is called."""
+
+    client: str
+    name: str
+    group: str | None = None
+
+
+class Introductions(Entry):
+    """Devices that came, or came back as devices of another size."""
+
+    devices: list[Device]
+
+
 class ClientScore(Entry):
-    """A line of clients.csv: one client's metric on its own held-out samples, None if it has none."""
+    """One client's metrics on its own held-out samples, None if it has none: a line of clients.csv."""
 
     round: int
     client: str
@@ -164,6 +179,7 @@ class ClientScore(Entry):
     size: str
     samples: Number | None
     score: float | None
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +192,10 @@ class Record:
         seconds: how long the run took, or None while it is going on.
         finished: whether the run has ended.
         client_scores: the latest round of clients.csv, one line per client and size.
+        last_scores: the last line of clients.csv of each client, by the client.
+        devices: real devices, by the client that each is.
+        on_clients: whether sizes were judged on the clients' own held-out data alone: the scores of a round are then
+            means over the clients of a size.
         config: the complete experiment file, as text.
         environment: versions, hardware and checksums.
         analysis: after each evaluated round, the arrays in which the method described its state.
@@ -186,6 +206,9 @@ class Record:
     finished: bool = False
     seconds: Number | None = None
     client_scores: tuple[ClientScore, ...] = ()
+    last_scores: Mapping[str, ClientScore] = field(default_factory=dict)
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    on_clients: bool = False
     config: str | None = None
     environment: Mapping[str, Any] | None = None
     analysis: Mapping[int, Mapping[str, NDArray[np.float64]]] = field(default_factory=dict)
@@ -201,6 +224,19 @@ class Record:
     def evaluated(self) -> list[Round]:
         """The rounds after which the sizes were evaluated."""
         return [round_ for round_ in self.rounds if round_.scores]
+
+    @cached_property
+    def clients(self) -> int:
+        """How many clients there are: as announced or, where nobody could know, as many as were seen."""
+        announced = self.start.partition.clients if self.start.partition else 0
+        answered = {str(part.client) for round_ in self.rounds for part in round_.clients}
+        absent = {str(part.client) for round_ in self.rounds for part in round_.missing}
+        return announced or len(answered | absent | set(self.devices))
+
+    def called(self, client: int | str) -> str:
+        """The name of a client's device, or its number."""
+        device = self.devices.get(str(client))
+        return f"client {client}" if device is None else device.name
 
     @property
     def latest(self) -> Round | None:
@@ -246,6 +282,7 @@ def read(directory: Path) -> Record:
     path = directory / "events.jsonl"
     start: Start | None = None
     rounds: dict[int, Round] = {}
+    devices: dict[str, Device] = {}
     finished, seconds = False, None
     for line, event in _numbered_events(path):
         where = f"{path}, line {line}"
@@ -259,17 +296,24 @@ def read(directory: Path) -> Record:
                 finished, seconds = False, None
                 round_ = _checked(Round, _with_scores(event, start), where)
                 rounds[round_.round] = round_
+            case "devices":
+                devices |= {device.client: device for device in _checked(Introductions, event, where).devices}
             case "end":
                 finished, seconds = True, _checked(_End, event, where).seconds
     if start is None:
         raise CheckpointError(f"{path} has no start event: it is not the record of a run, or the run has not begun")
     ordered = tuple(rounds[number] for number in sorted(rounds))
+    tested = any(round_.scores for round_ in ordered)
+    latest, last = _client_scores(directory / "clients.csv", start.metric, ordered)
     return Record(
         start=start,
-        rounds=ordered,
+        rounds=ordered if tested else tuple(_judged_by_clients(round_, start) for round_ in ordered),
         finished=finished,
         seconds=seconds,
-        client_scores=_client_scores(directory / "clients.csv", start.metric, ordered),
+        client_scores=latest,
+        last_scores=last,
+        devices=devices,
+        on_clients=not tested and any(round_.client_metrics for round_ in ordered),
         config=_text(directory / "config.toml"),
         environment=_environment(directory / "environment.json"),
         analysis=_analysis(directory / "analysis", ordered),
@@ -337,27 +381,50 @@ def _until(rounds: Mapping[int, Round], last: object) -> dict[int, Round]:
     return {number: round_ for number, round_ in rounds.items() if number <= last}
 
 
-def _client_scores(path: Path, metric: str, rounds: tuple[Round, ...]) -> tuple[ClientScore, ...]:
-    """The latest round of clients.csv; if a client was evaluated twice in it, the last line counts."""
+def _judged_by_clients(round_: Round, start: Start) -> Round:
+    """The round; the score of a size is the mean over the clients that train it, each on its own samples."""
+    trained = {group.name: group.size or group.name for group in start.groups}
+    by_size: dict[str, list[GroupScore]] = {}
+    for name, score in round_.client_metrics.items():
+        by_size.setdefault(trained.get(name, name), []).append(score)
+    return round_.model_copy(update={"scores": {label: _mean(scores) for label, scores in by_size.items()}})
+
+
+def _mean(scores: Sequence[GroupScore]) -> Number | None:
+    """The mean over the clients of all groups; for one group its own mean, to the last digit."""
+    if len(scores) == 1:
+        return scores[0].mean
+    known = [(score.mean, score.clients) for score in scores if score.mean is not None and score.clients]
+    return fmean(*zip(*known)) if known else None
+
+
+def _client_scores(
+    path: Path, metric: str, rounds: tuple[Round, ...]
+) -> tuple[tuple[ClientScore, ...], dict[str, ClientScore]]:
+    """The latest round of clients.csv, and the last line of each client; if a line is there twice, the last counts."""
     text = _text(path)
     if text is None or not rounds:
-        return ()
+        return (), {}
     # Every complete line ends in a newline: what follows the last newline is a torn line.
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
     if metric not in (reader.fieldnames or [metric]):
         raise CheckpointError(f"{path} has no column '{metric}', the metric of this run: another run wrote it")
     latest: dict[tuple[str, str], ClientScore] = {}
+    last: dict[str, ClientScore] = {}
     newest = -1
     for row in _rows(reader, path):
         filled = {key: value or None for key, value in row.items() if key is not None}
         where = f"{path}, line {reader.line_num}"
         score = _checked(ClientScore, {**filled, "score": filled.get(metric)}, where)
-        if not newest <= score.round <= rounds[-1].round:
+        if score.round > rounds[-1].round:
             continue
+        if score.client not in last or last[score.client].round <= score.round:
+            last[score.client] = score
         if score.round > newest:
             newest, latest = score.round, {}
-        latest[score.client, score.size] = score
-    return tuple(latest.values())
+        if score.round == newest:
+            latest[score.client, score.size] = score
+    return tuple(latest.values()), last
 
 
 def _rows(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, str]]:

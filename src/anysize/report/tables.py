@@ -131,6 +131,12 @@ COST_NOTE = (
 )
 
 
+ON_CLIENTS = (
+    "A size is judged by the clients that train it, each on samples of its own that it never trained on: the mean over "
+    "them. Different sizes are judged on different samples."
+)
+
+
 def sizes(record: Record) -> Table:
     """One row per size: its cost, and its metric and loss after the last evaluated round."""
     start, latest = record.start, record.latest
@@ -148,7 +154,9 @@ def sizes(record: Record) -> Table:
         rows = [(*row, loss) for row, loss in zip(rows, losses)]
     better = "higher" if start.higher_is_better else "lower"
     measured = f"Measured after round {latest.round}; {better} {start.metric} is better. " if latest else ""
-    return Table("sizes", measured + COST_NOTE, tuple(columns), tuple(rows), tuple(record.labels))
+    told = f"{measured}{ON_CLIENTS} {COST_NOTE}" if record.on_clients else f"{measured}{COST_NOTE}"
+    table = Table("sizes", told, tuple(columns), tuple(rows), tuple(record.labels))
+    return _without_empty(table, ["loss"]) if record.on_clients else table
 
 
 def groups(record: Record) -> Table | None:
@@ -169,7 +177,7 @@ def groups(record: Record) -> Table | None:
             (
                 name,
                 _trained(group.size if group else None, parts),
-                group.clients if group else None,
+                (group.clients if group else None) or Counter(own.group for own in record.devices.values()).get(name),
                 group.capacity if group else None,
                 json.dumps(group.budget) if group and group.budget else None,
                 *_costs(group or Cost()),
@@ -219,6 +227,41 @@ def client_metrics(record: Record) -> Table | None:
     return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in scores))
 
 
+def devices(record: Record) -> Table | None:
+    """One row per real device: its name, how often it took part, and how good the model was there at last."""
+    if not record.devices:
+        return None
+    metric, scores = record.start.metric, record.last_scores
+    taken = Counter(str(part.client) for round_ in record.rounds for part in round_.clients)
+    absent = Counter(str(part.client) for round_ in record.rounds for part in round_.missing)
+    trained = {group.name: group.size for group in record.start.groups}
+    columns = [
+        Column("device", "device", text, numeric=False),
+        Column("client", "client", text),
+        Column("group", "group", text, numeric=False),
+        Column("took_part", "took part", text),
+        Column("missing", "missing", text),
+        Column("round", "judged after round", text),
+        Column("samples", "held-out samples", text),
+        Column(metric, metric, decimals(score.score for score in scores.values())),
+    ]
+    rows: list[Row] = []
+    for client, device in record.devices.items():
+        score = scores.get(client)
+        judged = (None,) * 3 if score is None else (score.round, score.samples, score.score)
+        rows.append((device.name, client, device.group, taken[client], absent[client], *judged))
+    if metric != "loss":
+        columns.append(Column("loss", "loss", decimals(score.loss for score in scores.values())))
+        losses = [scores[client].loss if client in scores else None for client in record.devices]
+        rows = [(*row, loss) for row, loss in zip(rows, losses)]
+    caption = (
+        f"Took part: in how many of {times(len(record.rounds), 'round')} its update counted. The last columns are what "
+        "it found when it was last asked, on samples that it never trained on."
+    )
+    row_sizes = tuple(trained.get(device.group or "") for device in record.devices.values())
+    return _without_empty(Table("devices", caption, tuple(columns), tuple(rows), row_sizes), ["samples", "loss"])
+
+
 def missing(record: Record) -> Table | None:
     """One row per missing or refused answer: the round, the client, and the reason."""
     late = [(round_, absence) for round_ in record.rounds for absence in round_.missing]
@@ -227,19 +270,24 @@ def missing(record: Record) -> Table | None:
     columns = (
         Column("round", "round", text),
         Column("client", "client", text),
+        Column("device", "device", text, numeric=False),
         Column("task", "asked to", text, numeric=False),
         Column("why", "why", text, numeric=False),
         Column("void", "round changed nothing", lambda value: "yes" if value else ""),
     )
-    rows = tuple((round_.round, absence.client, absence.task, absence.why, round_.void) for round_, absence in late)
+    names = {client: device.name for client, device in record.devices.items()}
+    rows = tuple(
+        (round_.round, absence.client, names.get(str(absence.client)), absence.task, absence.why, round_.void)
+        for round_, absence in late
+    )
     often = Counter(str(absence.client) for _, absence in late).most_common(10)
     rounds = len({round_.round for round_, _ in late})
     caption = (
         f"{times(len(late), 'answer')} missing or refused, in {rounds} of {times(len(record.rounds), 'round')}; most "
-        f"often from {', '.join(f'client {client} ({number}×)' for client, number in often)}. "
+        f"often from {', '.join(f'{record.called(client)} ({number}×)' for client, number in often)}. "
         f"{sum(round_.void for round_ in record.rounds)} of the rounds changed nothing, since too few clients answered."
     )
-    return Table("missing", caption, columns, rows, (None,) * len(rows))
+    return _without_empty(Table("missing", caption, columns, rows, (None,) * len(rows)), ["device"])
 
 
 def profile(record: Record) -> Table | None:
