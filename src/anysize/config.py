@@ -324,7 +324,7 @@ class BudgetConfig(Table):
     bytes: Positive | None = None
     """Bytes on the wire in one round, down and up together."""
     inference_bytes: Positive | None = None
-    """Memory of the network when it only predicts."""
+    """Tensors of the finished network as it ships, batch-norm statistics included."""
     latency_ms: Positive | None = None
     """Time of one training step, as measured when the method's table was made; only for methods with a table."""
 
