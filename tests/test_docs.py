@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -67,14 +68,27 @@ def run_block(text: str, name: str = "page") -> dict[str, Any]:
 # Code that runs
 
 
-def test_readme_python_runs_and_writes_an_onnx_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_python_runs_twice_shows_progress_learns_every_size_and_writes_an_onnx_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (block,) = blocks(ROOT / "README.md", "python")
     assert len(block.strip().splitlines()) <= 13, "the first screen promises a dozen lines"
+    (tmp_path / "first.py").write_text(block)
+    done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^round (\d+): accuracy 0.25: 0\.\d+", done.stderr, re.MULTILINE) == ["5", "10", "15", "20"]
     monkeypatch.chdir(tmp_path)
     made = run_block(block)
+    for accuracies in (ast.literal_eval(done.stdout), final_accuracies(made["run"])):
+        assert set(accuracies) == {"0.25", "0.5", "0.75", "1.0"}
+        assert min(accuracies.values()) > 0.9, accuracies
     assert (tmp_path / "small.onnx").stat().st_size > 0
-    assert made["small"][0][0].out_channels == 4, "a quarter of 16 channels"
-    assert set(made["run"].evaluate()) == {"0.25", "0.5", "0.75", "1.0"}
+    assert made["small"][0][0].out_channels == 8, "a quarter of 32 channels"
+
+
+def final_accuracies(run: az.Run) -> dict[str, float]:
+    """What the run itself noted after its last round."""
+    return {size: float(value) for size, value in run.history[-1]["accuracy"].items()}
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from anysize import interrupts
 from anysize.deploy import commands as fleets
 from anysize.errors import AnysizeError, UsageError
+from anysize.progress import Watch, bars, by_size, err, print_notices
 from anysize.start import quick_start
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 _ParserError: Any = typer.BadParameter.__base__  # the usage error of click, of which newer typers bring their own copy
 _WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 File = Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)]
 Directory = Annotated[Path, typer.Argument(help="The run directory.", show_default=False)]
@@ -130,7 +130,7 @@ def compare(
         from anysize.comparison import CSV, JSON
         from anysize.comparison import compare as compare_methods
 
-        with _progress() as progress:
+        with bars() as progress:
             watch = _WatchAll(progress, config.rounds)
             made = compare_methods(config, _items(methods), on_event=watch, crew=crew, **options)
     if as_json:
@@ -180,7 +180,7 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if any(group["mask"] for group in made["groups"]):
         _say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication does them too.")
     _say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
-    _print_notices(made["notices"])
+    print_notices(made["notices"])
 
 
 def _print_missing(found: Mapping[str, Any]) -> None:
@@ -368,9 +368,9 @@ def status(directory: Directory, as_json: AsJson = False) -> None:
         return
     _say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
     if found["latest"]:
-        _say(f"{found['metric']} at round {found['evaluated']}: {_by_size(found['latest'])}")
+        _say(f"{found['metric']} at round {found['evaluated']}: {by_size(found['latest'])}")
     if found["clients_latest"]:
-        means = _by_size({group: values["mean"] for group, values in found["clients_latest"].items()})
+        means = by_size({group: values["mean"] for group, values in found["clients_latest"].items()})
         _say(f"{found['metric']} on the clients' own data at round {found['clients_evaluated']}: {means}")
     if found["devices"]:
         listed = ", ".join(f"{about['name']} ({about['group']})" for about in found["devices"])
@@ -494,8 +494,8 @@ def _run(
         experiment = az.Experiment.from_config(config)
         began = time.perf_counter()
         options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "profile": profile, "crew": crew}
-        with _progress() as progress:
-            watch = _Watch(progress, config.rounds)
+        with bars() as progress:
+            watch = Watch(progress, config.rounds)
             made = az.run(experiment, out=directory, on_event=watch, **options)
         seconds = time.perf_counter() - began
     _print_summary(made)
@@ -510,53 +510,11 @@ def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: 
 
     config = load(file, [*overrides, "engine.name=flower"])
     began = time.perf_counter()
-    with _progress() as progress:
-        watch = _Watch(progress, config.rounds)
+    with bars() as progress:
+        watch = Watch(progress, config.rounds)
         directory = submit(config, superlink, resume=resume, overwrite=overwrite, on_event=watch)
     seconds = time.perf_counter() - began
     _say(f"{config.rounds} rounds, this time in {seconds:.0f} s; on the server the run is in {directory}")
-
-
-def _progress() -> Progress:
-    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
-    rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
-    return Progress(*columns, *rest, console=err, disable=not err.is_terminal)
-
-
-class _Watch:
-    """Shows a run's events as a live bar on a terminal, as lines elsewhere; `before` is the round it went on from."""
-
-    def __init__(self, progress: Progress, rounds: int, title: str = "round") -> None:
-        self.before = 0
-        self._title = title
-        self._progress = progress
-        self._bar = progress.add_task(escape(title), total=rounds, note="")
-        self._metric = "accuracy"
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "start":
-            self._metric = event["metric"]
-            _print_notices(event["notices"])
-        if kind == "notice":
-            _print_notices([event["text"]])
-        if kind == "resume":
-            self.before = event["round"]
-        if kind in ("resume", "round"):
-            self._progress.update(self._bar, completed=event["round"])
-        if kind == "round" and (self._metric in event or event.get("client_metrics")):
-            self._show(event)
-        if kind == "round" and event.get("missing"):
-            listed = "; ".join(f"client {entry['client']}, {entry['why']}" for entry in event["missing"])
-            _print_notices([f"round {event['round']}{' changed nothing' if event.get('void') else ''}: {listed}"])
-
-    def _show(self, event: Mapping[str, Any]) -> None:
-        own = {group: values["mean"] for group, values in event.get("client_metrics", {}).items()}
-        note = f"{self._metric} {_by_size(event[self._metric])}" if self._metric in event else ""
-        note = note or f"{self._metric} on the clients' own data {_by_size(own)}"
-        self._progress.update(self._bar, note=note)
-        if not err.is_terminal:
-            err.print(f"{self._title} {event['round']}: {note}", markup=False)
 
 
 class _WatchAll:
@@ -565,14 +523,14 @@ class _WatchAll:
     def __init__(self, progress: Progress, rounds: int) -> None:
         self._progress = progress
         self._rounds = rounds
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, Watch] = {}
 
     def __call__(self, name: str, event: Mapping[str, Any]) -> None:
         if event["event"] == "finished before":
             err.print(f"{name}: finished before", markup=False)
             return
         if name not in self._watches:
-            self._watches[name] = _Watch(self._progress, self._rounds, f"{name}: round")
+            self._watches[name] = Watch(self._progress, self._rounds, f"{name}: round")
         self._watches[name](event)
 
 
@@ -592,7 +550,7 @@ def _print_summary(made: Run) -> None:
         (event["client_metrics"] for event in reversed(history) if "client_metrics" in event), {}
     )
     if judged:
-        means = _by_size({group: values["mean"] for group, values in judged.items()})
+        means = by_size({group: values["mean"] for group, values in judged.items()})
         out.print(f"\nmean {metric} of the clients on their own held-out shares: {escape(means)}")
 
 
@@ -603,11 +561,6 @@ def _print_list(known: Sequence[tuple[str, str]], as_json: bool) -> None:
     width = max(len(name) for name, _ in known)
     for name, summary in known:
         out.print(f"[bold]{escape(name.ljust(width))}[/]  {escape(summary)}")
-
-
-def _print_notices(notices: Sequence[str]) -> None:
-    for notice in notices:
-        err.print(f"note: {notice}", style="yellow", markup=False)
 
 
 def _say(text: str) -> None:
@@ -627,10 +580,6 @@ def _whole(option: str, text: str) -> int:
 
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
-
-
-def _by_size(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{label}: {value:.3f}" for label, value in values.items())
 
 
 def _bytes(amount: float) -> str:

@@ -40,6 +40,7 @@ from anysize.experiment import Experiment, Signature, evaluation_part, metric_na
 from anysize.local import batches, draw, needs_calibration
 from anysize.methods.base import Client, Mixture, Update
 from anysize.profiling import Clock, measuring, stage
+from anysize.progress import OnEvent, watched
 from anysize.report import read_events
 from anysize.resuming import resumed
 from anysize.rng import generator
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 _HISTOGRAM_CLIENTS = 200
 
-OnEvent = Callable[[Json], None]
 MakeEngine = Callable[[Experiment, Mapping[int, Tensors]], Engine]
 """Makes an engine for an experiment, given what stayed with each client, which the run goes on changing."""
 
@@ -64,7 +64,8 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     profile: bool = False,
-    on_event: OnEvent = lambda event: None,
+    progress: bool | None = None,
+    on_event: OnEvent | None = None,
     engine: MakeEngine | None = None,
     crew: Crew | None = None,
 ) -> Run:
@@ -77,6 +78,8 @@ def run(
         resume: go on with the run that the directory holds; what the source leaves out stays as it was there.
         overwrite: delete the run that the directory holds.
         profile: note in every round's event where its time went; see `anysize.profiling`.
+        progress: show how far it is, with a bar on a terminal and lines elsewhere; by default on a terminal only, and
+            not where `on_event` is given.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
         engine: makes the engine, in place of the one that the experiment names: a fleet of real devices.
         crew: worker processes that have been started already, for the engine that has such; it is left for other runs.
@@ -85,9 +88,10 @@ def run(
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
     clock = Clock() if profile else None
+    watching = watched(experiment.config.rounds, on_event, progress)
     # One thread: their number changes last bits, on the server as on a client.
-    with interrupts.deferred(), one_thread(), measuring(clock):
-        runner = _Runner(experiment, directory, on_event, clock, engine, crew)
+    with interrupts.deferred(), watching as tell, one_thread(), measuring(clock):
+        runner = _Runner(experiment, directory, tell, clock, engine, crew)
         experiment = runner.go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 

@@ -1,0 +1,98 @@
+"""How far a run is, told on the standard error: by a live bar on a terminal, by lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@contextmanager
+def watched(rounds: int, on_event: OnEvent | None, shown: bool | None) -> Iterator[OnEvent]:
+    """What a run tells its events: whoever listens, and the bar or the lines if they are shown.
+
+    Args:
+        rounds: of the run.
+        on_event: who listens.
+        shown: None for yes on a terminal, unless somebody listens, who may show them in another way.
+    """
+    if shown is None:
+        shown = err.is_terminal and on_event is None
+    if not shown:
+        yield on_event or (lambda event: None)
+        return
+    with bars() as progress:
+        watch = Watch(progress, rounds)
+
+        def tell(event: dict[str, Any]) -> None:
+            watch(event)
+            if on_event is not None:
+                on_event(event)
+
+        yield tell
+
+
+def bars() -> Progress:
+    """A place for bars, which are drawn on a terminal only."""
+    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
+    rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
+    return Progress(*columns, *rest, console=err, disable=not err.is_terminal)
+
+
+class Watch:
+    """Shows a run's events as a live bar on a terminal, as lines elsewhere; `before` is the round it went on from."""
+
+    def __init__(self, progress: Progress, rounds: int, title: str = "round") -> None:
+        self.before = 0
+        self._title = title
+        self._progress = progress
+        self._bar = progress.add_task(escape(title), total=rounds, note="")
+        self._metric = "accuracy"
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "start":
+            self._metric = event["metric"]
+            print_notices(event["notices"])
+        if kind == "notice":
+            print_notices([event["text"]])
+        if kind == "resume":
+            self.before = event["round"]
+        if kind in ("resume", "round"):
+            self._progress.update(self._bar, completed=event["round"])
+        if kind == "round" and (self._metric in event or event.get("client_metrics")):
+            self._show(event)
+        if kind == "round" and event.get("missing"):
+            listed = "; ".join(f"client {entry['client']}, {entry['why']}" for entry in event["missing"])
+            print_notices([f"round {event['round']}{' changed nothing' if event.get('void') else ''}: {listed}"])
+
+    def _show(self, event: Mapping[str, Any]) -> None:
+        own = {group: values["mean"] for group, values in event.get("client_metrics", {}).items()}
+        note = f"{self._metric} {by_size(event[self._metric])}" if self._metric in event else ""
+        note = note or f"{self._metric} on the clients' own data {by_size(own)}"
+        self._progress.update(self._bar, note=note)
+        if not err.is_terminal:
+            err.print(f"{self._title} {event['round']}: {note}", markup=False)
+
+
+def print_notices(notices: Sequence[str]) -> None:
+    """Prints what a user should know, a line for each."""
+    for notice in notices:
+        err.print(f"note: {notice}", style="yellow", markup=False)
+
+
+def by_size(values: Mapping[str, float]) -> str:
+    """A line of values.
+
+    >>> by_size({"0.5": 0.91, "1.0": 0.95})
+    '0.5: 0.910  1.0: 0.950'
+    """
+    return "  ".join(f"{label}: {value:.3f}" for label, value in values.items())
