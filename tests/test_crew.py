@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,21 @@ def test_a_server_killed_while_its_workers_are_still_loading_leaves_no_process_a
     assert list(tmp_path.iterdir()) == []
 
 
+@linux
+def test_what_forks_workers_loads_nothing_for_a_server_that_has_ended_meanwhile() -> None:
+    ours, theirs = Pipe()
+    ours.send_bytes(crews.FORK)
+    ours.close()
+    with theirs:
+        handle = theirs.fileno()
+        command = [sys.executable, "-X", "importtime", "-m", "anysize.engines.nursery", str(handle), '"nowhere"']
+        told = os.environ | {crews.KEY: "00"}
+        done = subprocess.run(command, pass_fds=(handle,), capture_output=True, text=True, env=told)
+    assert done.returncode == 0, done.stderr
+    assert "anysize.engines.worker" in done.stderr
+    assert "torch" not in done.stderr
+
+
 _ENDLESS = """
 import os, subprocess, sys, time
 worker = "import sys, threading; from anysize.engines.worker import end_with\\n"
@@ -272,7 +288,8 @@ def test_a_worker_that_is_no_fork_ends_with_its_server_in_the_middle_of_a_long_s
 @pytest.mark.slow
 def test_on_a_busy_machine_too_a_killed_server_is_gone_with_all_that_it_had_within_a_second(tmp_path: Path) -> None:
     chosen = random.Random(0)
-    source = small.file(tmp_path, rounds=1000, engine={"name": "processes", "workers": 2})
+    training = {"learning_rate": 0.01}  # with the usual one it diverges in round 6
+    source = small.file(tmp_path, rounds=1_000_000, training=training, engine={"name": "processes", "workers": 2})
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = os.environ | {MARK: str(tmp_path), "TMPDIR": str(temporary)}

@@ -22,6 +22,7 @@ from anysize.errors import CheckpointError
 from anysize.run import environment
 
 ROUNDS = 4
+ENDLESS = 1_000_000
 Undisturbed = tuple[dict[str, Any], az.Run]
 
 
@@ -305,9 +306,9 @@ main()
     assert files(run.directory) == files(whole.directory)
 
 
-def begun(source: Path, out: Path, rounds: int) -> subprocess.Popen[str]:
-    """A run in another process that has finished a round."""
-    command = [sys.executable, "-m", "anysize", "run", str(source), "--out", str(out), "--set", f"rounds={rounds}"]
+def begun(source: Path, out: Path) -> subprocess.Popen[str]:
+    """A run in another process that has finished a round, and will not end by itself."""
+    command = [sys.executable, "-m", "anysize", "run", str(source), "--out", str(out), "--set", f"rounds={ENDLESS}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     events, deadline = out / "events.jsonl", time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
@@ -320,8 +321,8 @@ def begun(source: Path, out: Path, rounds: int) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("sign, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: signal.Signals, code: int) -> None:
-    source = small.file(tmp_path)
-    process = begun(source, tmp_path / "run", 500)
+    source = small.file(tmp_path, training={"learning_rate": 0.01})  # with the usual one it diverges in round 6
+    process = begun(source, tmp_path / "run")
     os.kill(process.pid, sign)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
@@ -329,7 +330,7 @@ def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: sig
     if sign != signal.SIGKILL:
         assert "the last checkpoint is whole, go on with --resume" in errors
     reached = az.load(tmp_path / "run").round
-    assert 1 <= reached < 500
+    assert reached >= 1
     rounds = reached + 2
     run = az.run(source, out=tmp_path / "run", overrides=[f"rounds={rounds}"], resume=True)
     whole = az.run(source, out=tmp_path / "whole", overrides=[f"rounds={rounds}"])

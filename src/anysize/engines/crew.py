@@ -181,8 +181,7 @@ class _Nursery:
         self._control, theirs = Pipe()
         with theirs:
             handle = theirs.fileno()
-            told = (str(handle), address, str(os.getpid()))
-            self._process = started("anysize.engines.nursery", *told, key=key, handles=(handle,))
+            self._process = started("anysize.engines.nursery", str(handle), address, key=key, handles=(handle,))
         self._unborn = 0
         self._codes: dict[int, int | None] = {}  # by the worker's number; None while it runs
         self._coming: set[int] = set()

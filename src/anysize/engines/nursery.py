@@ -1,4 +1,4 @@
-"""The process that forks workers, `python -m anysize.engines.nursery HANDLE ADDRESS SERVER`; on Linux only.
+"""The process that forks workers, `python -m anysize.engines.nursery HANDLE ADDRESS`; on Linux only.
 
 It loads what every worker needs and from then on only forks, so that it has no thread but one: a fork takes along
 nothing but the thread that forks, and what others have locked would stay locked. The kernel ends it with its server,
@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,21 +24,17 @@ _LOOK_SECONDS = 0.1  # from one look at who has ended to the next
 _PARENT_DEATH_SIGNAL = 1  # a name of Linux' prctl.h
 
 
-def main(handle: str, address: str, server: str) -> None:
-    """Forks workers of the server at that address, which asks for them over the connection with that handle.
-
-    Args:
-        handle: of the connection.
-        address: where workers find the server.
-        server: its process, which started this one.
-    """
-    if not ends_with(int(server)):
+def main(handle: str, address: str) -> None:
+    """Forks workers of the server at that address, which asks for them over the connection with that handle."""
+    control = Connection(int(handle))
+    _end_with_parent()
+    if _is_cut(control):  # the server had ended before the kernel was told
         return
     key = os.environ.pop(KEY)
     load()
     gc.freeze()  # the collector would write into every object, and the workers would no longer share its memory
     alone = _has_one_thread()
-    if not becomes_worker(Connection(int(handle))):
+    if not becomes_worker(control):
         return
     if alone:
         work(address, bytes.fromhex(key))
@@ -57,7 +54,8 @@ def becomes_worker(control: Connection[bytes, bytes]) -> bool:
                 child = os.fork()
                 if child == 0:
                     control.close()
-                    return ends_with(nursery)
+                    _end_with_parent()
+                    return os.getppid() == nursery
                 children.add(child)
                 control.send_bytes(json.dumps([child, None]).encode())
             for child, code in _killed(children) if asked == DISMISS else _ended(children, os.WNOHANG):
@@ -67,10 +65,16 @@ def becomes_worker(control: Connection[bytes, bytes]) -> bool:
         return False
 
 
-def ends_with(parent: int) -> bool:
-    """Lets the kernel end this process with the one that started it; False if that has ended already."""
+def _end_with_parent() -> None:
+    """Lets the kernel end this process with the one that started it, from now on."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    return os.getppid() == parent
+
+
+def _is_cut(connection: Connection[bytes, bytes]) -> bool:
+    """Whether nobody is at the other end any more, whatever was still sent from there."""
+    watch = select.poll()
+    watch.register(connection.fileno(), 0)  # an end is told unasked
+    return bool(watch.poll(0))
 
 
 def _killed(children: set[int]) -> Iterator[tuple[int, int]]:

@@ -22,7 +22,8 @@ _LOOK_SECONDS = 0.2  # from one look at the parent to the next
 def main(address: str, parent: str) -> None:
     """Serves one server, whose address is given as JSON, until it closes the connection or the parent ends."""
     key = bytes.fromhex(os.environ.pop(KEY))
-    threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
+    if sys.platform != "win32":  # where a virtual environment's python is a process in between
+        threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
     load()
     work(address, key)
 
