@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export ANYSIZE_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint check bench clean
+.PHONY: demo test test-slow lint wheel check bench clean
 
 demo: $(READY)
 	@$(BIN)/anysize demo
@@ -27,6 +27,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+wheel:
+	PYTHON=$(PYTHON) .ci/wheel
 
 check: lint test
 
