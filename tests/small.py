@@ -87,7 +87,7 @@ def fleet_tables(case: str, capacities: Iterable[float] = (0.5, 1.0)) -> dict[st
         "method": {"name": name} | METHODS[case],
         "tricks": tricks | ({"batch_norm": "tracked", "attack_steps": 1} if name == "oat" else {}),
         "training": {"learning_rate": 0.05},
-        "engine": {"name": "flower", "min_clients": 2, "round_timeout": 60.0},
+        "engine": {"name": "flower", "min_clients": 2, "round_timeout": 300.0},
     }
 
 

@@ -168,12 +168,13 @@ def test_a_budget_in_any_unit_lets_through_what_fits_it_alone(
 ) -> None:
     """Also one that a message does not show: what a training message costs in `macs` follows from its size."""
     experiment = made(case)
-    limit = experiment.cost(experiment.size_of_group["0.5"]).units()[unit]
-    if limit == experiment.cost(experiment.size_of_group["1.0"]).units()[unit]:
-        pytest.skip(f"{case} costs the same {unit} at every size")
+    limit, whole = (experiment.cost(experiment.size_of_group[name]).units()[unit] for name in ("0.5", "1.0"))
     door = gate(experiment, budget=Budget(**{unit: limit}))
     for task in TASKS:
         door(*sent(message(experiment, task, 0.5)))
+        if limit == whole:  # kernels cost a finished network nothing
+            door(*sent(message(experiment, task, 1.0)))
+            continue
         assert f"budget, {unit} = {limit:g}, allows" in refused(door, message(experiment, task, 1.0), monkeypatch)
     none = gate(experiment, budget=Budget(**{unit: 1.0}))
     assert "allows none of the sizes" in refused(none, message(experiment, "train", 0.25), monkeypatch)
@@ -187,17 +188,23 @@ def test_a_budget_for_masked_weights_counts_those_that_stay(monkeypatch: pytest.
     assert "parameters" in refused(door, message(experiment, "train", 1.0), monkeypatch)
 
 
-@pytest.mark.parametrize("unit", ["parameters", "macs", "bytes"])
-def test_a_capacity_is_a_fraction_of_what_the_experiment_says(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = small.fleet_tables("heterofl", [0.3, 1.0])
+@pytest.mark.parametrize(
+    "case, unit",
+    [("heterofl", unit) for unit in ("parameters", "macs", "activation_bytes", "bytes")]
+    + [(case, "parameters") for case in ("flanc", "prism, all channels", "fedhm", "elf")],
+)
+def test_a_capacity_is_a_fraction_of_what_the_experiment_says(
+    case: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = small.fleet_tables(case, [0.7, 1.0])
     tables["devices"] |= {"capacity_of": unit}
     experiment = Experiment.from_config(configs.from_dict(tables))
-    size = experiment.size_of_group["0.3"]
-    assert size.width > 0.3  # a third of the parameters is more than a third of the channels
-    door = gate(experiment, capacity=0.3)
+    part, whole = (experiment.cost(experiment.size_of_group[name]).units()[unit] for name in ("0.7", "1.0"))
+    assert part <= 0.7 * whole
+    door = gate(experiment, capacity=0.7)
     for task in TASKS:
-        door(*sent(message(experiment, task, 0.3)))
-        assert "capacity, 0.3, allows" in refused(door, message(experiment, task, 1.0), monkeypatch)
+        door(*sent(message(experiment, task, 0.7)))
+        assert "capacity, 0.7, allows" in refused(door, message(experiment, task, 1.0), monkeypatch)
 
 
 def test_a_size_that_costs_more_than_a_larger_one_is_still_within_its_capacity() -> None:

@@ -29,7 +29,7 @@ from anysize import device as devices
 from anysize.data import DeviceShares
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
-from anysize.errors import AnysizeError, CheckpointError, ConfigError
+from anysize.errors import AnysizeError, CheckpointError, ConfigError, TrustError
 from anysize.evaluation import calibrated
 from anysize.experiment import Experiment
 from anysize.local import needs_calibration
@@ -42,6 +42,7 @@ from anysize.wire import dump, flatten
 from pages import page_of, rows
 
 pytest.importorskip("flwr", reason="Flower is an extra")
+app = importlib.import_module("anysize.deploy.app")
 certificates = importlib.import_module("anysize.deploy.certificates")
 children = importlib.import_module("anysize.deploy.children")
 client = importlib.import_module("anysize.deploy.client")
@@ -285,6 +286,21 @@ def test_devices_of_unequal_capacity_take_part_in_every_method(tmp_path: Path, c
     calibrates = needs_calibration(experiment.context)
     assert {*asked} == {"train", "evaluate"} | ({"calibrate"} if calibrates else set())
     assert set(there.history[-1]["client_metrics"]) == {"0.5", "1.0"}
+
+
+def test_a_method_that_sends_more_than_devices_can_train_is_refused_on_both_sides(tmp_path: Path) -> None:
+    home = laid_out(tmp_path, {"board": 0.5}, configs.dumps(configs.from_dict(small.fleet_tables("fedavg"))))
+    experiment, ours = made(home, Wire(home), tmp_path, "method.width=each")
+    refused = "FedAvg with these options sends devices more than they can train"
+    board = client.Desk(home / "devices" / "board" / "device.toml")
+    with pytest.raises(TrustError, match=refused):
+        board.answered("query", messages.with_note({"hello": ours._hello}, messages.record([])))
+    before = home / "runs" / "fleet"
+    before.mkdir(parents=True)
+    (before / "notes.txt").write_text("mine")
+    with pytest.raises(TrustError, match=refused):
+        app.run_on(Wire(home), home, configs.dumps(experiment.config), resume=False, overwrite=True)
+    assert [path.name for path in before.iterdir()] == ["notes.txt"]
 
 
 def test_the_report_and_the_status_of_a_fleet_name_its_devices_and_what_they_found(

@@ -117,7 +117,7 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     assert loopback.left_behind(home) == []
 
 
-@pytest.mark.parametrize("case", small.METHODS)
+@pytest.mark.parametrize("case", [case for case in small.METHODS if "channels" in case or "," not in case])
 def test_every_method_trains_on_devices_of_unequal_capacity(unequal: Any, case: str) -> None:
     name = re.sub(r"\W+", "-", case)
     text = configs.dumps(configs.from_dict(small.fleet_tables(case) | {"name": name}))

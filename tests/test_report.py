@@ -701,11 +701,11 @@ def test_devices_are_shown_by_name_with_what_each_found_last(tmp_path: Path) -> 
     page = page_of(tmp_path)
     assert "3 devices" in page.text
     assert [list(row.values()) for row in rows(tmp_path, "devices")] == [
-        ["board", "0", "group 0.25", "2", "0", "1", "0.4", "1.5"],
-        ["cam", "1", "group 0.25", "0", "1", "", "", ""],
-        ["van", "2", "group 1.0", "2", "0", "2", "0.7", "1.0"],
+        ["board", "group 0.25", "0.4", "1.5", "1", "2", "0", "0"],
+        ["cam", "group 0.25", "", "", "", "0", "1", "1"],
+        ["van", "group 1.0", "0.7", "1.0", "2", "2", "0", "2"],
     ]
-    assert [cell for cell, _ in page.row("board")] == ["board", "0", "group 0.25", "2", "0", "1", "0.4000", "1.5000"]
+    assert [cell for cell, _ in page.row("board")] == ["board", "group 0.25", "0.4000", "1.5000", "1", "2", "0", "0"]
     assert [row["device"] for row in rows(tmp_path, "missing")] == ["cam"]
     assert "most often of cam (1×)" in page.text
     assert {row["group"]: row["clients"] for row in rows(tmp_path, "groups")}["group 1.0"] == "2"  # as announced

@@ -26,7 +26,7 @@ from anysize.cost import answered, forward_macs, measure, on_meta, own_bytes, sh
 from anysize.device import Limits
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow, named_tensors
-from anysize.errors import MethodError
+from anysize.errors import AnysizeError, MethodError
 from anysize.local import STATISTICS
 from anysize.measuring import training_bytes
 from anysize.methods.base import Client, Method, SubModel
@@ -128,11 +128,13 @@ class Costs:
         try:
             with OnlyShapes():
                 return work()
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            name = type(self._method).__name__
+        except AnysizeError:
+            raise
+        except Exception as error:  # a method may be anybody's
+            name, what = type(self._method).__name__, f"{type(error).__name__}: {error}"
             raise MethodError(
-                f"{name} does not say what its sizes cost before there are weights ({error}); "
-                "anysize.testing.check_method shows where"
+                f"{name} cannot say what its sizes cost before there are weights ({what}); see the law "
+                "costs_need_no_weights of anysize.testing.check_method"
             ) from error
 
 

@@ -31,7 +31,7 @@ from anysize.engines.base import Engine
 from anysize.errors import AnysizeError, ConfigError
 from anysize.experiment import Experiment
 from anysize.report import write as write_report
-from anysize.trust import Guard
+from anysize.trust import Guard, refuse_upper_bounds
 from anysize.wire import Json, Tensors
 
 _WATCH_SECONDS, _GRACE_SECONDS = 0.5, 5.0
@@ -75,14 +75,14 @@ def run_on(link: Link, home: Path, text: str, resume: bool, overwrite: bool) -> 
     """Runs an experiment, by default the folder's own, on the devices at the other end of a link."""
     config = configs.loads(text, folder=home) if text else configs.load(home / layout.EXPERIMENT)
     directory = home / layout.RUNS / config.name
+    made = Experiment.from_config(config)
+    refuse_upper_bounds(made.method)
 
     def engine(experiment: Experiment, kept: Mapping[int, Tensors]) -> Engine:
         roster = Roster.at(directory, layout.device_keys(home), fresh=not resume)
         return Devices(experiment, link, roster, Guard.of(experiment), tell)
 
-    az.run(
-        Experiment.from_config(config), out=directory, resume=resume, overwrite=overwrite, on_event=tell, engine=engine
-    )
+    az.run(made, out=directory, resume=resume, overwrite=overwrite, on_event=tell, engine=engine)
     write_report(directory)
     tell({"event": "done", "directory": str(directory)})
 

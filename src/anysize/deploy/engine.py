@@ -23,7 +23,6 @@ from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.errors import AnysizeError
 from anysize.methods.base import SubModel, Update
 from anysize.profiling import stage
-from anysize.trust import refuse_upper_bounds
 from anysize.wire import Json, dump, load
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ class Devices(Engine):
         check: Check,
         on_event: Callable[[Json], None] = lambda event: None,
     ) -> None:
-        refuse_upper_bounds(experiment.method)
         self._experiment, self._link, self._roster = experiment, link, roster
         self._check, self._on_event = check, on_event
         self._options = experiment.config.engine

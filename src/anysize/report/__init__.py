@@ -35,8 +35,8 @@ def write(directory: Path) -> Path:
     """
     record = read(directory)
     drawn = [figure for kind in (figures, widths, robustness, analysis, coverage) for figure in kind.build(record)]
-    kinds = [robustness.levels, tables.groups, coverage.statistics]
-    kinds += [tables.client_metrics, tables.devices, tables.missing, tables.profile]
+    kinds = [robustness.levels, tables.groups, tables.devices, coverage.statistics]
+    kinds += [tables.client_metrics, tables.missing, tables.profile]
     shown = [tables.sizes(record), *(table for kind in kinds if (table := kind(record)) is not None)]
     report = directory / "report.html"
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -306,7 +307,7 @@ def read(directory: Path) -> Record:
     tested = any(round_.scores for round_ in ordered)
     latest, last = _client_scores(directory / "clients.csv", start.metric, ordered)
     return Record(
-        start=start,
+        start=_counted(start, devices),
         rounds=ordered if tested else tuple(_judged_by_clients(round_, start) for round_ in ordered),
         finished=finished,
         seconds=seconds,
@@ -379,6 +380,13 @@ def _until(rounds: Mapping[int, Round], last: object) -> dict[int, Round]:
     if not isinstance(last, int):
         return dict(rounds)
     return {number: round_ for number, round_ in rounds.items() if number <= last}
+
+
+def _counted(start: Start, devices: Mapping[str, Device]) -> Start:
+    """The start, with the number of devices that came in every group of which nobody knew how many would."""
+    came = Counter(device.group for device in devices.values())
+    groups = [g if g.clients is not None else g.model_copy(update={"clients": came.get(g.name)}) for g in start.groups]
+    return start.model_copy(update={"groups": groups})
 
 
 def _judged_by_clients(round_: Round, start: Start) -> Round:

@@ -177,7 +177,7 @@ def groups(record: Record) -> Table | None:
             (
                 name,
                 _trained(group.size if group else None, parts),
-                (group.clients if group else None) or Counter(own.group for own in record.devices.values()).get(name),
+                group.clients if group else None,
                 group.capacity if group else None,
                 json.dumps(group.budget) if group and group.budget else None,
                 *_costs(group or Cost()),
@@ -235,31 +235,29 @@ def devices(record: Record) -> Table | None:
     taken = Counter(str(part.client) for round_ in record.rounds for part in round_.clients)
     absent = Counter(str(part.client) for round_ in record.rounds for part in round_.missing)
     trained = {group.name: group.size for group in record.start.groups}
-    columns = [
+    columns = (
         Column("device", "device", text, numeric=False),
-        Column("client", "client", text),
         Column("group", "group", text, numeric=False),
-        Column("took_part", "took part", text),
-        Column("missing", "missing", text),
+        Column(metric, metric, decimals(score.score for score in scores.values())),
+        *([Column("loss", "loss", decimals(score.loss for score in scores.values()))] if metric != "loss" else []),
         Column("round", "judged after round", text),
         Column("samples", "held-out samples", text),
-        Column(metric, metric, decimals(score.score for score in scores.values())),
-    ]
-    rows: list[Row] = []
+        Column("took_part", "took part", text),
+        Column("missing", "missing", text),
+        Column("client", "client", text),
+    )
+    rows = []
     for client, device in record.devices.items():
         score = scores.get(client)
-        judged = (None,) * 3 if score is None else (score.round, score.samples, score.score)
-        rows.append((device.name, client, device.group, taken[client], absent[client], *judged))
-    if metric != "loss":
-        columns.append(Column("loss", "loss", decimals(score.loss for score in scores.values())))
-        losses = [scores[client].loss if client in scores else None for client in record.devices]
-        rows = [(*row, loss) for row, loss in zip(rows, losses)]
+        values = (None,) * 4 if score is None else (score.score, score.loss, score.round, score.samples)
+        judged = values if metric != "loss" else (values[0], *values[2:])
+        rows.append((device.name, device.group, *judged, taken[client], absent[client], client))
     caption = (
-        f"Took part: in how many of {times(len(record.rounds), 'round')} its update counted. The last columns are what "
-        "it found when it was last asked, on samples that it never trained on."
+        f"What each device found when it was last asked, on samples of its own that it never trained on. Took part: in "
+        f"how many of {times(len(record.rounds), 'round')} its update counted. Missing: answers that did not come."
     )
     row_sizes = tuple(trained.get(device.group or "") for device in record.devices.values())
-    return _without_empty(Table("devices", caption, tuple(columns), tuple(rows), row_sizes), ["samples", "loss"])
+    return _without_empty(Table("devices", caption, columns, tuple(rows), row_sizes), ["samples", "loss"])
 
 
 def missing(record: Record) -> Table | None:
