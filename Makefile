@@ -27,6 +27,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 wheel:
 	PYTHON=$(PYTHON) .ci/wheel

@@ -27,21 +27,27 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from anysize.config import from_dict
-from anysize.context import Context, Size
+from anysize.client.objectives import make_objective
+from anysize.client.process import hold_memory, one_thread
+from anysize.client.work import perform
+from anysize.config.files import from_dict
 from anysize.data import Data, Share, to_input
 from anysize.elastic.norm import Statistics
-from anysize.engines.inprocess import InProcess, one_thread
-from anysize.engines.memory import hold_memory
-from anysize.engines.processes import Processes
+from anysize.engines.inprocess import InProcess
 from anysize.engines.stacked import Stacked
-from anysize.evaluation import calibrated, on_test
-from anysize.experiment import Experiment, evaluation_part
-from anysize.local import perform
+from anysize.engines.workers.engine import Processes
+from anysize.experiment.experiment import evaluation_part
 from anysize.methods import FLANC, HeteroFL
-from anysize.methods.base import Client, Method, SubModel, Update, sub_model
-from anysize.objectives import Batch, Step, make_objective
-from anysize.round import run_round
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.kit import sub_model
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
+from anysize.runs.experiment import Experiment
+from anysize.server.calibration import calibrated
+from anysize.server.judging import on_test
+from anysize.server.round import run_round
 
 RESULTS = Path(__file__).parent / "results.json"
 

@@ -20,18 +20,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from anysize.local import layout, trainable
 from bench import machine
 from torch import Tensor, nn
 
-from anysize.context import Size
+from anysize.client.objectives import make_objective
+from anysize.client.optimizer import make_optimizer
+from anysize.client.process import hold_memory
 from anysize.data import Data
 from anysize.elastic.basis import Composed, mixing_pays
-from anysize.engines.memory import hold_memory
-from anysize.experiment import Experiment
-from anysize.local import layout, make_optimizer, trainable
 from anysize.methods import FLANC, HeteroFL, Method
-from anysize.methods.base import Client
-from anysize.objectives import Batch, Step, make_objective
+from anysize.methods.messages import Client
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
+from anysize.runs.experiment import Experiment
 
 RESULTS = Path(__file__).with_suffix(".json")
 BATCH = 32

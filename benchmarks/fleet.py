@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from anysize.deploy import layout
+from anysize.deploy import folder as layout
 from anysize.deploy.control import Address
-from anysize.run import environment
+from anysize.runs.runner import environment
 from loopback import Loopback, processes_of
 
 OUT = Path(__file__).with_name("fleet.json")

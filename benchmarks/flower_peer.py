@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from benchmarks.bench import plain_training, round_clients, standard_job
 
-from anysize.engines.crew import Crew
-from anysize.engines.memory import hold_memory
-from anysize.engines.processes import Processes
-from anysize.experiment import Experiment
-from anysize.methods.base import Client, SubModel, Update
-from anysize.round import run_round
+from anysize.client.process import hold_memory
+from anysize.engines.workers.engine import Processes
+from anysize.engines.workers.pool import WorkerPool
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.runs.experiment import Experiment
+from anysize.server.round import run_round
 
 MISSING = "Flower is not installed, so nothing is compared with it: make bench installs it, or pip install '.[bench]'"
 ROUNDS = 10
@@ -39,7 +39,9 @@ _RATE = 0.05
 _ROOT = Path(__file__).parents[1]
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _POLL_SECONDS = 0.01
-_START = "from anysize.start import quick_start; quick_start(); from anysize.engines.crew import Crew"
+_START = (
+    "from anysize.engines.start import quick_start; quick_start(); from anysize.engines.workers.pool import WorkerPool"
+)
 
 
 def against_flower() -> dict[str, Any]:
@@ -110,11 +112,11 @@ def on_flower(method: str) -> None:
     print(json.dumps(seconds))
 
 
-def on_processes(method: str, crew: Crew) -> None:
+def on_processes(method: str, pool: WorkerPool) -> None:
     """Runs the standard job on our worker processes and prints each round's seconds as JSON."""
     hold_memory()
     torch.set_num_threads(1)
-    with crew, Processes(made := standard_job(method), {}, crew=crew) as engine:
+    with pool, Processes(made := standard_job(method), {}, pool=pool) as engine:
         seconds = _rounds(
             made, lambda state, clients: run_round(made.context, made.method, state, clients, engine, _RATE)[0]
         )
@@ -188,7 +190,9 @@ def _measured(function: str, method: str) -> Timing:
     """What the job takes in a new process."""
     load = f"from benchmarks.flower_peer import {function}"
     if function == "on_processes":  # workers first, then PyTorch, and no collection at the end: as `anysize run` does
-        program = f"{_START}; crew = Crew({WORKERS}); {load}; {function}({method!r}, crew); import gc; gc.freeze()"
+        program = (
+            f"{_START}; pool = WorkerPool({WORKERS}); {load}; {function}({method!r}, pool); import gc; gc.freeze()"
+        )
     else:
         program = f"{load}; {function}({method!r})"
     command = [sys.executable, "-c", program]

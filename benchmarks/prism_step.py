@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from anysize.local import layout
 from torch import nn
 
-from anysize.context import Size
-from anysize.cost import Cost
+from anysize.client.batches import draw
+from anysize.client.objectives import make_objective
+from anysize.client.optimizer import make_optimizer
+from anysize.client.process import hold_memory, one_thread
+from anysize.cost.count import Cost
 from anysize.data import Data
-from anysize.engines.inprocess import one_thread
-from anysize.engines.memory import hold_memory
-from anysize.experiment import Experiment
-from anysize.local import draw, layout, make_optimizer
 from anysize.methods import Client, FedAvg, Method, PriSM
 from anysize.methods.prism import refreshed
-from anysize.objectives import Batch, Step, make_objective
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
+from anysize.runs.experiment import Experiment
 
 RESULTS = Path(__file__).parent / "prism.json"
 BATCH, KEEP = 32, 0.2

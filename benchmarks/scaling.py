@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from anysize import config as configs
-from anysize.experiment import Experiment
-from anysize.methods.base import Client, SubModel, Update
-from anysize.run import environment
-from anysize.trust import Guard
+from anysize.deploy.guard import Guard
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.runs.experiment import Experiment
+from anysize.runs.runner import environment
 from anysize.wire import dump, flatten, load
 
 OUT = Path(__file__).with_name("scaling.json")

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from anysize.local import layout
 from torch import Tensor, nn
 
 from anysize import models
+from anysize.client.objectives import make_objective
 from anysize.elastic import grouping
 from anysize.elastic.axes import trace
 from anysize.elastic.ensemble import Networks
@@ -27,8 +29,7 @@ from anysize.elastic.grouping import Grouped, GroupedConv2d, beside, grouped, pa
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow
-from anysize.local import layout
-from anysize.objectives import Batch, Tricks, make_objective
+from anysize.methods.training import Batch, Tricks
 from anysize.tasks import Classification
 
 OUT = Path(__file__).with_suffix(".json")

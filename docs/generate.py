@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import AfterValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
-from anysize.config import ExperimentConfig, Table
+from anysize.config.table import Table
+from anysize.config.tables import ExperimentConfig
 from anysize.data import sources
 from anysize.methods import make, methods
+from anysize.methods.training import Tricks
 from anysize.models import registry
-from anysize.objectives import Tricks
 
 INTRODUCTION = """\
 # The experiment file

@@ -17,7 +17,7 @@ from torch import nn
 import anysize as az
 from anysize.elastic.skeleton import fill
 from anysize.methods import Client, Method, SubModel, Update
-from anysize.methods.base import checked, class_weights, cut, sub_model
+from anysize.methods.kit import checked, class_weights, cut, sub_model
 from anysize.methods.mean import StreamingMean
 from anysize.testing import check_method
 from anysize.wire import Tensors

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from anysize.deploy import layout
+from anysize.deploy import folder as layout
 from anysize.deploy.children import environment, free_port
 
 Json = dict[str, Any]

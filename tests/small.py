@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from anysize import config as configs
-from anysize.cli import main
-from anysize.config import ExperimentConfig
-from anysize.experiment import Experiment
+from anysize.cli.commands import main
+from anysize.config.tables import ExperimentConfig
+from anysize.runs.experiment import Experiment
 
 
 def config(**changes: Any) -> ExperimentConfig:

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 import small
-from anysize.devices import Fleet, enrolled, open_fleet
+from anysize.devices.fleet import Fleet, enrolled, open_fleet
 from anysize.engines.base import Absence, Engine
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError
-from anysize.experiment import Experiment
-from anysize.methods.base import SubModel, Update
+from anysize.methods.messages import SubModel, Update
 from anysize.report import write
-from anysize.round import run_round
-from anysize.run import MakeEngine, run, status
+from anysize.runs.events import status
+from anysize.runs.experiment import Experiment
+from anysize.runs.runner import MakeEngine, run
+from anysize.server.round import run_round
 from anysize.wire import Json, Tensors, dump, flatten
 
 Silent = Callable[[Json], bool]
@@ -202,7 +203,7 @@ def test_the_report_lists_who_was_missing(tmp_path: Path) -> None:
 
 
 def _clients(made: Experiment) -> list[Any]:
-    from anysize.methods.base import Client
+    from anysize.methods.messages import Client
 
     return [
         Client(c, c, made.size_of_group[made.fleet.group_of(c, 1).name], 1, made.shares.samples(c), 0) for c in range(6)

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import small
-from anysize import accelerators
-from anysize.accelerators import device, place
+from anysize.client import accelerators
+from anysize.client.accelerators import device, place
+from anysize.client.work import perform
 from anysize.errors import ConfigError
-from anysize.evaluation import on_test
-from anysize.local import perform
 from anysize.methods import FLANC, FedAvg
-from anysize.methods.base import Client, Method, SubModel
-from anysize.objectives import Batch, Step
+from anysize.methods.base import Method
+from anysize.methods.messages import Client, SubModel
+from anysize.methods.training import Batch, Step
+from anysize.server.judging import on_test
 from anysize.testing import Trial, make_trial
 
 FIRST = torch.device("cpu", 0)  # the processor under another name, so that moves to it can be seen

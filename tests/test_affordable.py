@@ -16,15 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import small
 from anysize import config as configs
-from anysize import methods, trust
-from anysize.affordable import Costs, message_cost
-from anysize.device import Limits
-from anysize.devices import UNITS, Budget
-from anysize.engines.inprocess import one_thread
+from anysize import methods
+from anysize.client.process import one_thread
+from anysize.deploy import gate as gates
+from anysize.deploy.affordable import Costs, message_cost
+from anysize.deploy.device_file import Limits
+from anysize.deploy.gate import Gate, accepted_sizes, refuse_upper_bounds
+from anysize.devices.budget import UNITS, Budget
 from anysize.errors import TrustError
-from anysize.experiment import Experiment
-from anysize.methods.base import Client, SubModel
-from anysize.trust import Gate, accepted_sizes, refuse_upper_bounds
+from anysize.methods.messages import Client, SubModel
+from anysize.runs.experiment import Experiment
 from anysize.wire import Json, dump
 
 SIZES = (0.25, 0.5, 1.0)
@@ -79,7 +80,7 @@ def sent(sub_model: SubModel) -> tuple[bytes, Json]:
 def refused(door: Gate, sub_model: SubModel, monkeypatch: pytest.MonkeyPatch) -> str:
     """Why a message is refused; fails if it is not, or only after it was loaded."""
     with monkeypatch.context() as patch:
-        patch.setattr(trust, "load", lambda blob: pytest.fail("it was loaded"))
+        patch.setattr(gates, "load", lambda blob: pytest.fail("it was loaded"))
         with pytest.raises(TrustError) as error:
             door(*sent(sub_model))
     return str(error.value)

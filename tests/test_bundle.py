@@ -22,13 +22,13 @@ from torch import Tensor, nn
 import anysize as az
 import small
 from anysize import runtime
-from anysize.bundle import Entry, write_bundle
 from anysize.elastic.axes import trace
 from anysize.elastic.ensemble import mixed
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow, take
 from anysize.errors import ModelError
-from anysize.experiment import Signature
+from anysize.experiment.signature import Signature
+from anysize.export.bundle import Entry, write_bundle
 from anysize.runtime import BundleError, load
 from topologies import TOPOLOGIES
 

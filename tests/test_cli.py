@@ -368,7 +368,7 @@ def test_our_own_faults_are_told_from_the_users(call: Call, source: Path, monkey
     def fault(*_: Any) -> None:
         raise IndexError("oops")
 
-    monkeypatch.setattr("anysize.planning.plan", fault)
+    monkeypatch.setattr("anysize.experiment.plan.plan", fault)
     code, _, err = call("plan", source)
     assert code == 1
     assert err == "error: IndexError: oops (a fault of anysize; --debug shows where)\n"

@@ -12,19 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anysize.config import (
-    DevicesConfig,
-    DistributionConfig,
-    ExperimentConfig,
-    MethodConfig,
-    TrainingConfig,
-    changes,
-    differences,
-    dumps,
-    from_dict,
-    load,
-    loads,
-)
+from anysize.config.devices import DevicesConfig, DistributionConfig
+from anysize.config.files import changes, dumps, from_dict, load, loads
+from anysize.config.tables import ExperimentConfig, MethodConfig, TrainingConfig
+from anysize.config.toml import differences
 from anysize.errors import ConfigError
 
 SMALLEST = """

@@ -11,16 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
-from anysize.cost import Cost, first_fitting, measure, trained
+from anysize.client.batches import draw
+from anysize.client.objectives import make_objective, proximal
+from anysize.client.process import one_thread
+from anysize.client.work import perform
+from anysize.cost.count import Cost, first_fitting, measure, trained
 from anysize.data import Data
-from anysize.engines.inprocess import one_thread
-from anysize.experiment import Experiment
-from anysize.layout import layout
-from anysize.local import draw, perform
+from anysize.elastic.fast import layout
 from anysize.methods import FLANC, Client, FedAvg, FedHM, HeteroFL, Method, PriSM, SplitMix, SubModel
 from anysize.methods.base import GRID
-from anysize.objectives import Batch, Step, make_objective, proximal
+from anysize.methods.context import Context
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
+from anysize.runs.experiment import Experiment
 from anysize.testing import convolutional
 from anysize.wire import dump, size_bytes
 from multiplied import multiplied

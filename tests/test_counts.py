@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from anysize.context import Size
 from anysize.data import Data
-from anysize.experiment import Experiment
 from anysize.methods import FLANC, Client, HeteroFL, Method, SHeteroFL, SplitMix
 from anysize.methods.flanc import FLANCState
+from anysize.methods.size import Size
+from anysize.runs.experiment import Experiment
 
 WIDTHS = [0.25, 0.5, 0.75, 1.0]
 

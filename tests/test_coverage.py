@@ -13,7 +13,7 @@ import anysize as az
 from anysize import report
 from anysize.data import TensorPart
 from anysize.methods import FedAvg, FjORD, HeteroFL, Method, SHeteroFL, SplitMix
-from anysize.run import history
+from anysize.runs.events import history
 from anysize.wire import flatten
 from test_golden import answers, context_of
 from test_report import END, round_event, rows, save, start

@@ -19,10 +19,10 @@ from torch import nn
 
 import anysize as az
 import small
-from anysize.customize import sample_inputs
 from anysize.data import load as load_data
 from anysize.errors import ConfigError, MethodError, ModelError
-from anysize.experiment import Signature
+from anysize.experiment.signature import Signature
+from anysize.export.formats import sample_inputs
 
 
 def trained(directory: Path, method: str, **changes: Any) -> az.Run:

@@ -19,15 +19,18 @@ import anysize as az
 import small
 from anysize import config as configs
 from anysize import methods, models, wire
-from anysize.config import ExperimentConfig, Table
+from anysize.config import table as config_table
+from anysize.config import toml as config_toml
+from anysize.config.table import Table
+from anysize.config.tables import ExperimentConfig
 from anysize.data import sources
 from anysize.errors import CheckpointError
-from anysize.experiment import Experiment
 from anysize.methods import FLANC, HeteroFL
+from anysize.methods.training import Tricks
 from anysize.models import registry
 from anysize.models.dense import mlp
-from anysize.objectives import Tricks
-from anysize.resuming import resumed
+from anysize.runs.experiment import Experiment
+from anysize.runs.resuming import resumed
 
 NAMES = [name for name, _ in methods.methods()]
 CNN = {"name": "small-cnn", "options": {"channels": [4, 8]}}
@@ -124,7 +127,7 @@ def keys(table: type[Table]) -> dict[str, Any]:
     """The dotted keys of a table and of those below it, with their defaults."""
     found: dict[str, Any] = {}
     for name, field in table.model_fields.items():
-        inner = next(configs._tables_in(field.annotation), None)
+        inner = next(config_table._tables_in(field.annotation), None)
         key = f"{table.table}.{name}".lstrip(".")
         found |= {key: field.get_default()} if inner is None or field.default is None else keys(inner)
     return found
@@ -392,7 +395,7 @@ def test_defaults_of_ones_own_code_are_written_as_far_as_a_file_can_hold_them(ow
     names = {"data": "digits", "model": "network", "method": "Mine"}
     tables = {kind: {"name": f"mine_with_defaults:{name}"} for kind, name in names.items()}
     tables["data"] |= {"clients": 4}
-    (own / "mine.toml").write_text(configs.written({"rounds": 1, **tables}))
+    (own / "mine.toml").write_text(config_toml.written({"rounds": 1, **tables}))
     run = az.run(own / "mine.toml", out=own.parent / "elsewhere/run")
     found = written(run.directory)
     assert found["data"]["options"] == {"shift": 0.25}
@@ -466,7 +469,7 @@ def test_a_look_up_table_made_for_the_short_file_serves_the_written_one(tmp_path
 
 
 def test_workers_are_told_every_value(tmp_path: Path) -> None:
-    from anysize.engines.processes import described
+    from anysize.engines.workers.engine import described
 
     experiment = short()
     assert described(experiment, tmp_path)["config"] == configs.dumps(experiment.complete)

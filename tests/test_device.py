@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 import anysize as az
 import small
 from anysize import config as configs
-from anysize import device as devices
-from anysize.config import ExperimentConfig
-from anysize.device import DeviceConfig, check_limits, own_share
+from anysize.config.tables import ExperimentConfig
+from anysize.deploy import device_file, own_data
+from anysize.deploy.device_file import DeviceConfig
+from anysize.deploy.own_data import check_limits, own_share
 from anysize.errors import AnysizeError, ConfigError, DataError
-from anysize.experiment import Experiment, Signature
-from anysize.inspection import inspect
-from anysize.planning import plan
+from anysize.experiment.inspect import inspect
+from anysize.experiment.plan import plan
+from anysize.experiment.signature import Signature
+from anysize.runs.experiment import Experiment
 
 TABLES: dict[str, Any] = {
     "data": {"name": "devices"},
@@ -77,7 +79,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceConfig:
     (tmp_path / "device.toml").write_text(
         'name = "cam"\nserver = "localhost:9092"\ndata = "frames:load"\ncapacity = 0.5\nkey = "key"\n'
     )
-    return devices.load(tmp_path / "device.toml")
+    return device_file.load(tmp_path / "device.toml")
 
 
 def with_options(device: DeviceConfig, **options: Any) -> DeviceConfig:
@@ -100,12 +102,12 @@ def test_a_device_comes_back_from_its_file(
     device = DeviceConfig(
         name=name, server="[::1]:9092", data="a.b:c", options=options, capacity=capacity, budget=budget, allow=["m:f"]
     )
-    assert devices.loads(devices.dumps(device)) == device
+    assert device_file.loads(device_file.dumps(device)) == device
 
 
 def test_all_that_is_wrong_with_a_file_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        devices.loads('name = ""\nserver = "localhost"\ndata = "frames"\nclients = 3\nbudgt = {}\ncapacity = 2')
+        device_file.loads('name = ""\nserver = "localhost"\ndata = "frames"\nclients = 3\nbudgt = {}\ncapacity = 2')
     text = str(caught.value)
     assert "the device's file has 6 problems" in text
     assert "server: given 'localhost', must be \"host:port\"" in text
@@ -129,7 +131,7 @@ def test_names_in_the_file_are_relative_to_it(device: DeviceConfig, tmp_path: Pa
 def test_the_file_in_the_docs_is_one() -> None:
     page = (Path(__file__).parents[1] / "docs" / "trust.md").read_text(encoding="utf-8")
     text = page.partition("```text\n")[2].partition("```")[0]
-    device = devices.loads(text)
+    device = device_file.loads(text)
     assert device.capacity == 0.25
     assert set(device.model_dump(exclude_none=True)) == set(DeviceConfig.model_fields) - {"budget"}
 
@@ -180,8 +182,8 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
     about = signature(input_shape=(4,), tokens=True, target_shape=(4,), outputs=5, classes=5)
     good = az.Share(train=(np.full((3, 4), 4), np.full((3, 4), 4))).train
     bad = az.Share(train=(np.full((3, 4), 5), np.full((3, 4), 4))).train
-    assert devices.unfit(good, about) == []
-    assert devices.unfit(bad, about) == ["tokens lie outside 0 to 4, which the network knows"]
+    assert own_data.unfit(good, about) == []
+    assert own_data.unfit(bad, about) == ["tokens lie outside 0 to 4, which the network knows"]
 
 
 # data.name = "devices" --------------------------------------------------------------------------------

@@ -13,16 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anysize.config import BudgetConfig, DevicesConfig, GroupConfig
-from anysize.devices import (
-    Budget,
-    DeviceGroup,
-    Fleet,
-    capacity_shares,
-    cover_probability,
-    make_fleet,
-    round_seconds,
-)
+from anysize.config.devices import BudgetConfig, DevicesConfig, GroupConfig
+from anysize.devices.budget import Budget
+from anysize.devices.distributions import capacity_shares
+from anysize.devices.fleet import Fleet, cover_probability, make_fleet
+from anysize.devices.groups import DeviceGroup, round_seconds
 from anysize.errors import ConfigError
 
 

@@ -19,9 +19,11 @@ import torch
 import typer
 
 import anysize as az
-from anysize import cli, config, methods
-from anysize.experiment import Experiment
-from anysize.planning import plan
+from anysize import config, methods
+from anysize.cli import commands, printing
+from anysize.config.table import tables_in
+from anysize.experiment.plan import plan
+from anysize.runs.experiment import Experiment
 from anysize.testing import LAWS
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +156,7 @@ def test_experiment_page_is_what_the_generator_prints() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_and_their_options_exist(page: Path) -> None:
-    known: Any = typer.main.get_command(cli.app)
+    known: Any = typer.main.get_command(commands.app)
     for text in code(page):
         for name, rest in re.findall(r"(?<!import )\banysize ([a-z]+)\b([^`]*)", text):
             assert name in known.commands, f"anysize {name} in: {text}"
@@ -177,7 +179,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    known: Any = typer.main.get_command(cli.app)
+    known: Any = typer.main.get_command(commands.app)
     shown = {name for name, command in known.commands.items() if not command.hidden}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {name for name in shown if f"anysize {name}" in text} == shown
@@ -186,8 +188,7 @@ def test_every_command_is_in_the_readme() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_keys_of_the_experiment_file_exist(page: Path) -> None:
     tables = {
-        name: next(config._tables_in(field.annotation), None)
-        for name, field in config.ExperimentConfig.model_fields.items()
+        name: next(tables_in(field.annotation), None) for name, field in config.ExperimentConfig.model_fields.items()
     }
     tables = {name: table for name, table in tables.items() if table is not None}
     named = rf"(?<![\w./])({'|'.join(tables)})\.([a-z_]+)(?![\w(/])"
@@ -248,8 +249,8 @@ def test_costs_in_the_readme_are_those_of_the_demo() -> None:
         [
             group["size"],
             f"{group['parameters']:,}",
-            cli._count(group["macs"]),
-            cli._bytes(group["bytes_down"] + group["bytes_up"]),
+            printing.count_text(group["macs"]),
+            printing.bytes_text(group["bytes_down"] + group["bytes_up"]),
         ]
         for group in groups
     ]
@@ -284,7 +285,7 @@ def test_laws_of_the_page_are_the_laws() -> None:
 
 
 def test_resume_page_names_what_a_resumed_run_may_change() -> None:
-    from anysize.resuming import MAY_CHANGE
+    from anysize.runs.resuming import MAY_CHANGE
 
     page = (ROOT / "docs" / "determinism.md").read_text(encoding="utf-8")
     sentence = re.search(r"A resumed run may change (.*?), and nothing else", page, re.DOTALL)

@@ -15,19 +15,20 @@ from torch import nn
 import anysize as az
 import small
 from anysize import config as configs
-from anysize.config import DevicesConfig
-from anysize.context import Size
+from anysize.client.objectives import classifier_in, make_objective
+from anysize.client.process import one_thread
+from anysize.client.work import perform
+from anysize.config.devices import DevicesConfig
 from anysize.data import split
-from anysize.devices import make_fleet
+from anysize.devices.fleet import make_fleet
 from anysize.elastic.skeleton import tensors_of
-from anysize.engines.inprocess import one_thread
 from anysize.errors import ConfigError, MethodError
-from anysize.experiment import Experiment
-from anysize.local import perform
 from anysize.methods import ELF, FLANC, Client, FedAvg, FjORD, HeteroFL, PriSM, SHeteroFL, SplitMix, Update
 from anysize.methods.elf import ELFState, key
-from anysize.objectives import Batch, Tricks, classifier_in, make_objective
-from anysize.table import Entry, Table
+from anysize.methods.size import Size
+from anysize.methods.table import Entry, Table
+from anysize.methods.training import Batch, Tricks
+from anysize.runs.experiment import Experiment
 from anysize.tasks import task
 from anysize.testing import LAWS, check_method, make_trial
 from anysize.wire import dump

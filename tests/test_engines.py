@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from anysize.config import from_dict
-from anysize.engines import shared
+from anysize.config.files import from_dict
 from anysize.engines.folder import Folder, remove_abandoned
 from anysize.engines.inprocess import InProcess
-from anysize.engines.processes import Processes, obstacle
+from anysize.engines.workers import shared_memory as shared
+from anysize.engines.workers.engine import Processes, obstacle
 from anysize.errors import AnysizeError, DataError, MethodError
-from anysize.evaluation import calibrated, on_test
-from anysize.experiment import Experiment
-from anysize.methods.base import Client
-from anysize.round import run_round
+from anysize.methods.messages import Client
+from anysize.runs.experiment import Experiment
+from anysize.server.calibration import calibrated
+from anysize.server.judging import on_test
+from anysize.server.round import run_round
 from anysize.wire import dump, flatten
 
 METHODS = ("fedavg", "heterofl", "flanc")
@@ -257,7 +258,7 @@ def test_tensors_in_shared_memory_come_back_as_they_were(tmp_path: Path) -> None
 
 def test_a_client_without_a_held_out_share_is_named() -> None:
     made = experiment()
-    from anysize.local import evaluate
+    from anysize.client.work import evaluate
 
     state = made.method.init(made.context)
     message = made.method.extract(made.context, state, clients(made)[0])

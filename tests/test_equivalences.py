@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize.context import Size
 from anysize.elastic.basis import compose, principal_basis, project
 from anysize.elastic.skeleton import tensors_of
 from anysize.methods import FLANC, FedAvg, HeteroFL, Method
+from anysize.methods.size import Size
 from anysize.testing import convolutional
 from anysize.wire import Tensors, flatten
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from anysize import config as configs
-from anysize.config import ExperimentConfig
-from anysize.context import Size
-from anysize.experiment import Experiment
+from anysize.config.tables import ExperimentConfig
 from anysize.methods import FLANC
+from anysize.methods.size import Size
+from anysize.runs.experiment import Experiment
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted((FOLDER / "flanc").glob("*.toml"))  # of other papers' sets there is no little copy here

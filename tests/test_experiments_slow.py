@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anysize import config as configs
-from anysize.comparison import Comparison, compare
+from anysize.runs.comparison import Comparison, compare
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[1] / "experiments" / "flanc"

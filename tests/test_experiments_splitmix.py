@@ -9,9 +9,9 @@ import pytest
 
 import anysize as az
 from anysize import config as configs
-from anysize.config import ExperimentConfig
-from anysize.experiment import Experiment
-from anysize.planning import plan
+from anysize.config.tables import ExperimentConfig
+from anysize.experiment.plan import plan
+from anysize.runs.experiment import Experiment
 from test_experiments import FOLDER, little_data, parsed
 
 __all__ = ["little_data"]  # small sets under the names of the real ones, for every test here

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import small
-from anysize import cli, extras
+from anysize.cli import commands
+from anysize.config import extras
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -97,7 +98,7 @@ def test_the_demo_without_onnx_ends_with_a_line_on_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small.file(tmp_path, rounds=1).rename(tmp_path / "demo.toml")
-    monkeypatch.setattr(cli, "files", lambda package: tmp_path)
+    monkeypatch.setattr(commands, "files", lambda package: tmp_path)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     code, out, err = small.call(monkeypatch, capsys, "demo", "--out", tmp_path / "run")
     assert (code, "error" in err) == (0, False)
@@ -108,7 +109,7 @@ def test_the_demo_without_onnx_ends_with_a_line_on_how_to_get_it(
 
 FLEET_COMMANDS = """
 import sys
-from anysize.cli import main
+from anysize.cli.commands import main
 sys.modules["flwr"] = None
 for command in ("server fleet", "join a.toml", "deploy init fleet", "run a.toml --superlink fleet"):
     sys.argv = ["anysize", *command.split()]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from anysize.data import Data
-from anysize.experiment import Experiment
+from anysize.experiment.plan import plan
 from anysize.methods import FLANC, FedHM, Method, OrigDrop, PriSM
-from anysize.planning import plan
+from anysize.runs.experiment import Experiment
 
 FACTORISING: dict[str, Method[Any]] = {"flanc": FLANC(), "prism": PriSM(), "fedhm": FedHM()}
 

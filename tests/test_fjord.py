@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize.context import Context, Size
-from anysize.cost import measure, training_step
+from anysize.client.objectives import make_distillation, make_objective, masked
+from anysize.cost.count import measure, training_step
 from anysize.elastic.composed import ComposedWidths
 from anysize.elastic.skeleton import hollow, tensors_of
 from anysize.elastic.views import Nested
 from anysize.errors import MethodError
 from anysize.methods import FLANC, Client, FedAvg, FjORD, HeteroFL, Method
-from anysize.objectives import Batch, Step, make_distillation, make_objective, masked
+from anysize.methods.context import Context
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
 from anysize.tasks import task
 from small import normalised_network
 from test_equivalences import bare, digits, same

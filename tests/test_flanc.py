@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.data import Data
 from anysize.elastic.basis import (
     MIX_BELOW,
@@ -29,10 +28,12 @@ from anysize.elastic.basis import (
 )
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import MethodError
-from anysize.experiment import Experiment
 from anysize.methods import FLANC, Client, Method, Update
+from anysize.methods.context import Context
+from anysize.methods.size import Size
 from anysize.report import write
-from anysize.run import run
+from anysize.runs.experiment import Experiment
+from anysize.runs.runner import run
 from anysize.testing import make_trial
 from small import call, config, experiment, file
 

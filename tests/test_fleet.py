@@ -25,19 +25,19 @@ import torch
 
 import small
 from anysize import config as configs
-from anysize import device as devices
+from anysize.client.work import needs_calibration
 from anysize.data import DeviceShares
+from anysize.deploy import device_file, own_data
+from anysize.deploy.guard import Guard
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, TrustError
-from anysize.evaluation import calibrated
-from anysize.experiment import Experiment
-from anysize.local import needs_calibration
 from anysize.methods import HeteroFL
-from anysize.methods.base import Client, SubModel
-from anysize.round import run_round
-from anysize.run import run
-from anysize.trust import Guard
+from anysize.methods.messages import Client, SubModel
+from anysize.runs.experiment import Experiment
+from anysize.runs.runner import run
+from anysize.server.calibration import calibrated
+from anysize.server.round import run_round
 from anysize.wire import dump, flatten
 from pages import page_of, rows
 
@@ -49,7 +49,7 @@ client = importlib.import_module("anysize.deploy.client")
 engine = importlib.import_module("anysize.deploy.engine")
 example = importlib.import_module("anysize.deploy.example")
 introduction = importlib.import_module("anysize.deploy.introduction")
-layout = importlib.import_module("anysize.deploy.layout")
+layout = importlib.import_module("anysize.deploy.folder")
 link = importlib.import_module("anysize.deploy.link")
 loopback = importlib.import_module("loopback")
 messages = importlib.import_module("anysize.engines.messages")
@@ -97,7 +97,7 @@ class Wire:
         self.sent.append((name, kind, content))
         number = f"m{len(self.sent)}"
         if name not in self._desks:
-            self._desks[name] = client.Desk(self.home / "devices" / name / "device.toml")
+            self._desks[name] = client.Service(self.home / "devices" / name / "device.toml")
         try:
             answer = self._desks[name].answered(kind, content)
         except Exception as error:
@@ -134,7 +134,7 @@ def test_device_files_are_complete_and_hold_no_key_of_the_server(tmp_path: Path)
     home = laid_out(tmp_path)
     for name, capacity in NAMES.items():
         folder = home / "devices" / name
-        device = devices.load(folder / "device.toml")
+        device = device_file.load(folder / "device.toml")
         assert (device.name, device.capacity, device.server) == (name, capacity, "127.0.0.1:18000")
         assert device.path(device.key or "").is_file()
         assert sorted(path.name for path in folder.iterdir()) == sorted(
@@ -484,7 +484,7 @@ def test_clients_of_one_size_share_one_record_and_sizes_are_calibrated_in_one_me
 def shares_of(home: Path, experiment: Experiment) -> Any:
     """The devices' shares, by client."""
     files = [home / "devices" / name / "device.toml" for name in layout.device_keys(home)]
-    load = lambda c: devices.own_share(devices.load(files[c]), experiment.config, experiment.signature)  # noqa: E731
+    load = lambda c: own_data.own_share(device_file.load(files[c]), experiment.config, experiment.signature)  # noqa: E731
     return DeviceShares(load, len(files))
 
 
@@ -562,7 +562,7 @@ def test_the_commands_lay_out_a_fleet_and_say_what_comes_next(
     assert code == 0
     assert f"anysize server {home}" in said.replace("\n", " ")
     port = layout.read(home).port
-    assert devices.load(home / "devices" / "cam" / "device.toml").server == f"127.0.0.1:{port}"
+    assert device_file.load(home / "devices" / "cam" / "device.toml").server == f"127.0.0.1:{port}"
     code, _, err = small.call(monkeypatch, capsys, "deploy", "init", home)
     assert (code, "--overwrite" in err) == (2, True)
     code, _, err = small.call(monkeypatch, capsys, "deploy", "add", home, "van=2")
@@ -597,7 +597,7 @@ def simulated(folder: Path, config: Any) -> Any:
 
     def load(device: int) -> Any:
         file = folder / "fleet" / "devices" / names[device] / "device.toml"
-        return devices.own_share(devices.load(file), config, signature)
+        return own_data.own_share(device_file.load(file), config, signature)
 
     made = Experiment.from_config(configs.from_dict(tables), data=load)
     made.signature = signature

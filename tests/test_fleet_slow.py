@@ -16,13 +16,13 @@ import pytest
 import anysize as az
 import small
 from anysize import config as configs
-from anysize import device as devices
-from anysize.experiment import Experiment
+from anysize.deploy import device_file, own_data
+from anysize.runs.experiment import Experiment
 from anysize.wire import dump, flatten
 
 pytest.importorskip("flwr", reason="Flower is an extra")
 loopback = importlib.import_module("loopback")
-layout = importlib.import_module("anysize.deploy.layout")
+layout = importlib.import_module("anysize.deploy.folder")
 certificates = importlib.import_module("anysize.deploy.certificates")
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ NAMES = loopback.DEVICES
 
 HOSTILE = """
 from anysize.deploy import client, example
-from anysize.methods.base import Update
+from anysize.methods.messages import Update
 
 honest = client.perform
 
@@ -155,7 +155,7 @@ def unbroken(folder: Path, config: Any) -> Any:
     files = [folder / "fleet" / "devices" / name / "device.toml" for name in names]
 
     def load(device: int) -> Any:
-        return devices.own_share(devices.load(files[device]), config, signature)
+        return own_data.own_share(device_file.load(files[device]), config, signature)
 
     made = Experiment.from_config(configs.from_dict(tables), data=load)
     made.signature = signature

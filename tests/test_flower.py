@@ -15,10 +15,10 @@ import anysize as az
 import small
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, ConfigError, MethodError
-from anysize.experiment import Experiment
 from anysize.methods import methods
-from anysize.methods.base import Client
-from anysize.round import run_round
+from anysize.methods.messages import Client
+from anysize.runs.experiment import Experiment
+from anysize.server.round import run_round
 from anysize.wire import dump, flatten
 
 for extra in ("flwr", "ray"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
+from anysize.client.objectives import make_objective, masked, proximal
 from anysize.data import Data
 from anysize.elastic.basis import (
     Composed,
@@ -25,12 +25,14 @@ from anysize.elastic.basis import (
 )
 from anysize.elastic.norm import Statistics, attach, batch_norms, collect, merge, without_statistics
 from anysize.errors import MethodError
-from anysize.experiment import Experiment
 from anysize.methods import FLANC, Client, FedAvg, HeteroFL, Method, Update
+from anysize.methods.context import Context
 from anysize.methods.flanc import orthogonality_loss
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Tricks, make_objective, masked, proximal
-from anysize.run import with_momentum
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Tricks
+from anysize.runs.experiment import Experiment
+from anysize.runs.runner import with_momentum
 from anysize.tasks import task
 
 Array = np.ndarray[Any, np.dtype[Any]]

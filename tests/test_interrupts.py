@@ -19,10 +19,10 @@ import pytest
 import anysize as az
 import small
 from anysize import interrupts
-from anysize.engines.processes import Processes
-from anysize.round import run_round
-from test_crew import MARK, linux, marked, until
+from anysize.engines.workers.engine import Processes
+from anysize.server.round import run_round
 from test_engines import clients, experiment
+from test_pool import MARK, linux, marked, until
 from test_resume import files, numbers
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -30,7 +30,7 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 # The command line, which gets a signal inside a destructor after its second round: there Python cannot raise.
 _IN_A_DESTRUCTOR = """
 import os, signal, sys
-from anysize import directory
+from anysize.runs import directory
 number = int(sys.argv[1])
 class Dying:
     def __del__(self):
@@ -46,7 +46,7 @@ directory.append_event = append
 # One that is in its first round and will be for minutes.
 _BUSY = """
 import sys, time
-from anysize import directory
+from anysize.runs import directory
 written = directory.append_event
 def append(folder, event):
     written(folder, event)

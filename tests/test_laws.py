@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
 from anysize.methods import (
     ELF,
@@ -29,9 +28,11 @@ from anysize.methods import (
     SubModel,
     Update,
 )
-from anysize.methods.base import checked, cut, paste, sub_model
+from anysize.methods.context import Context
 from anysize.methods.heterofl import HeteroFLState
+from anysize.methods.kit import checked, cut, paste, sub_model
 from anysize.methods.mean import StreamingMean
+from anysize.methods.size import Size
 from anysize.testing import LAWS, check_method, convolutional
 from anysize.wire import Tensors
 
@@ -175,7 +176,7 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc with ordered dropout and own copies": FLANC(ordered_dropout=True, share_unscaled=False),
     "fjord with distillation": FjORD(distillation=True),
     "flanc own copies": FLANC(share_unscaled=False, basis_inputs=0.25, basis_size=0.5),
-    "flanc to the letter": FLANC(orthogonality=1.0, orthogonality_form="sum"),
+    "flanc to the request": FLANC(orthogonality=1.0, orthogonality_form="sum"),
     "flanc free": FLANC(orthogonality=0.0, basis_inputs=1.0, basis_size=1.0),
     "prism with drawn channels": PriSM(channels="drawn", kappa=4.0),
     "prism without what nobody trained": PriSM(dropped="zero"),

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize.config import TrainingConfig
+from anysize.client.batches import batches
+from anysize.client.optimizer import optimizer_of, take_step
+from anysize.client.work import perform
+from anysize.config.tables import TrainingConfig
+from anysize.elastic.fast import answering, layout
 from anysize.elastic.norm import without_statistics
-from anysize.layout import answering, layout
-from anysize.local import batches, optimizer_of, perform, take_step
 from anysize.methods import FedAvg, HeteroFL
-from anysize.methods.base import Client, ParameterGroup, SubModel
-from anysize.objectives import Batch, Step
-from anysize.run import with_momentum
+from anysize.methods.messages import Client, ParameterGroup, SubModel
+from anysize.methods.training import Batch, Step
+from anysize.runs.runner import with_momentum
 from anysize.testing import make_trial
 
 

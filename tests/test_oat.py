@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 import anysize as az
 import small
-from anysize.context import Size
+from anysize.client.objectives import make_objective
 from anysize.elastic.film import Conditional, conditional_tensors, conditioned
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.errors import ConfigError, MethodError, ModelError
 from anysize.methods import OAT, FedAvg
 from anysize.methods.oat import codes, drawn
-from anysize.objectives import Batch, Step, Tricks, make_objective
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.runtime import load
 from anysize.tasks import task
 from anysize.testing import check_method

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anysize import cost
-from anysize.operations import counter
+from anysize.cost import count as cost
+from anysize.cost.operations import counter
 from multiplied import multiplied
 
 BATCH = 3

@@ -15,17 +15,21 @@ import torch
 import anysize as az
 import small
 from anysize import config as configs
+from anysize.client.work import perform
 from anysize.data import Share
-from anysize.device import Limits, held_apart
-from anysize.devices import Fleet, enrolled
+from anysize.deploy.device_file import Limits
+from anysize.deploy.gate import Gate
+from anysize.deploy.guard import Guard
+from anysize.deploy.own_data import held_apart
+from anysize.devices.fleet import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.errors import AnysizeError, DataError
-from anysize.experiment import Experiment
-from anysize.local import perform
-from anysize.methods.base import SubModel, Update
+from anysize.methods.messages import SubModel, Update
 from anysize.report import write
-from anysize.run import load, run, status
-from anysize.trust import Gate, Guard
+from anysize.runs.events import status
+from anysize.runs.experiment import Experiment
+from anysize.runs.run import load
+from anysize.runs.runner import run
 from anysize.wire import Json, Tensors, dump, flatten
 from anysize.wire import load as read
 

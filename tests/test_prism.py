@@ -12,19 +12,21 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize.context import Context, Size
+from anysize.client.optimizer import make_optimizer
+from anysize.client.work import perform
 from anysize.data import Data, Share
 from anysize.elastic.basis import key
 from anysize.elastic.kernels import Factorised, Pair, principal_kernels
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import ConfigError, MethodError
-from anysize.experiment import Experiment
-from anysize.local import make_optimizer, perform
 from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
+from anysize.methods.context import Context
 from anysize.methods.factorising import inner_weights
 from anysize.methods.prism import drawn, refreshed
-from anysize.objectives import Batch, Step
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
 from anysize.rng import generator
+from anysize.runs.experiment import Experiment
 from anysize.wire import flatten
 
 KEEPS = [0.2, 0.4, 0.6, 0.8]

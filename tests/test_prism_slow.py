@@ -9,7 +9,7 @@ import pytest
 
 import anysize as az
 from anysize import config as configs
-from anysize.experiment import Experiment
+from anysize.runs.experiment import Experiment
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[1] / "experiments" / "prism"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import small
-from anysize import progress
+from anysize.runs import progress
 
 
 def ignored(event: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from anysize import cost
+from anysize.cost import count as cost
+from anysize.cost.recurrence import FewSteps
 from anysize.elastic.basis import Composed
-from anysize.recurrence import FewSteps
 
 
 class Reading(nn.Module):
@@ -51,7 +51,7 @@ def test_few_steps_count_as_all(layer: str, batch_first: bool, embedded: bool, m
     network = Reading(kind(5, 8, batch_first=batch_first, **options), features, embedded).to("meta")
     x = torch.zeros(5, 6, 5, device="meta")
     few = counts(network, x)
-    monkeypatch.setattr("anysize.recurrence._LAYERS", ())
+    monkeypatch.setattr("anysize.cost.recurrence._LAYERS", ())
     assert few == counts(network, x)
 
 
@@ -62,7 +62,7 @@ def test_few_steps_of_composed_weights_count_as_all(monkeypatch: pytest.MonkeyPa
     network = Composed(reading, basis, coefficients).to("meta")
     x = torch.zeros(5, 6, 5, device="meta")
     few = counts(network, x)
-    monkeypatch.setattr("anysize.recurrence._LAYERS", ())
+    monkeypatch.setattr("anysize.cost.recurrence._LAYERS", ())
     assert few == counts(network, x)
 
 

@@ -15,12 +15,13 @@ import torch
 
 import small
 from anysize import report
-from anysize.directory import write_analysis
 from anysize.errors import CheckpointError
 from anysize.report.figures import build
 from anysize.report.page import render
 from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import read
+from anysize.runs.directory import write_analysis
+from anysize.runs.events import read_events
 from pages import Page, page_of, rows
 
 LABELS = ["0.25", "0.5", "1.0"]
@@ -407,7 +408,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     torn = json.dumps(round_event(3, note="é"), ensure_ascii=False).encode()
     for cut in (1, 20, torn.index("é".encode()) + 1):
         path.write_bytes(whole + torn[:cut])
-        assert report.read_events(path) == FINISHED[:3]
+        assert read_events(path) == FINISHED[:3]
     assert "running at round 2" in page_of(tmp_path).text
 
 
@@ -418,7 +419,7 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, 
     lines[2] = damage
     path.write_bytes(b"\n".join(lines))
     with pytest.raises(CheckpointError, match=r"events\.jsonl, line 3 is damaged"):
-        report.read_events(path)
+        read_events(path)
 
 
 def test_a_value_of_the_wrong_kind_is_an_error_that_lists_all_of_them(tmp_path: Path) -> None:
@@ -649,7 +650,7 @@ def test_a_run_that_is_judged_on_clients_alone_shows_how_good_each_size_is(judge
 
 def test_the_page_agrees_with_the_events_to_the_last_digit(judged_by_clients: Path) -> None:
     page_of(judged_by_clients)
-    events = [event for event in report.read_events(judged_by_clients / "events.jsonl") if event["event"] == "round"]
+    events = [event for event in read_events(judged_by_clients / "events.jsonl") if event["event"] == "round"]
     told = {(e["round"], name): score["mean"] for e in events for name, score in e["client_metrics"].items()}
     found = {(int(row["round"]), row["size"]): float(row["accuracy"]) for row in rows(judged_by_clients, "over-rounds")}
     assert found == told

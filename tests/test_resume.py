@@ -16,10 +16,10 @@ import pytest
 
 import anysize as az
 import small
-from anysize import checkpoint as checkpoints
 from anysize import wire
 from anysize.errors import CheckpointError
-from anysize.run import environment
+from anysize.runs import checkpoint as checkpoints
+from anysize.runs.runner import environment
 
 ROUNDS = 4
 ENDLESS = 1_000_000
@@ -138,8 +138,8 @@ def test_a_run_killed_while_its_first_files_are_written_begins_anew(
         wire.write(path, blob)
 
     with monkeypatch.context() as patched:
-        patched.setattr("anysize.directory.write", write)
-        patched.setattr("anysize.checkpoint.write", write)
+        patched.setattr("anysize.runs.directory.write", write)
+        patched.setattr("anysize.runs.checkpoint.write", write)
         with pytest.raises(KilledError):
             small.experiment(rounds=1).run(tmp_path / "run")
     events: list[Any] = []
@@ -286,8 +286,8 @@ def test_a_full_disk_leaves_the_last_round_and_the_run_goes_on(tmp_path: Path) -
     # The kernel itself refuses to let a file of this process grow beyond the limit.
     code = f"""
 import resource, signal, sys
-from anysize.cli import main
-import anysize.directory as directories
+from anysize.cli.commands import main
+import anysize.runs.directory as directories
 begun = directories.begin_rows
 def limited(*arguments):
     begun(*arguments)

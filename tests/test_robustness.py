@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 import anysize as az
 import small
-from anysize import attacks
-from anysize.attacks import Attack, pgd, strongest
-from anysize.context import Size
+from anysize.client import attacks
+from anysize.client.attacks import Attack, pgd, strongest
+from anysize.client.objectives import make_objective
 from anysize.elastic.norm import Dual, affine, batch_norms, dual_tensors, fold, mixed_norms, noisy
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.errors import ConfigError, MethodError
+from anysize.methods.size import Size
 from anysize.methods.splitmix import SplitMix
-from anysize.objectives import Batch, Tricks, make_objective
+from anysize.methods.training import Batch, Tricks
 from anysize.runtime import load
 from anysize.tasks import task
 from anysize.testing import check_method

@@ -16,11 +16,11 @@ from torch import nn
 import anysize as az
 import small
 from anysize.data import load as load_data
-from anysize.devices import round_seconds
-from anysize.directory import append_event
+from anysize.devices.groups import round_seconds
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError
-from anysize.report import read_events
-from anysize.run import with_momentum
+from anysize.runs.directory import append_event
+from anysize.runs.events import read_events
+from anysize.runs.runner import with_momentum
 
 MODULE = """
 import numpy as np

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import anysize as az
-from anysize.context import Size
+from anysize.client.objectives import make_objective
 from anysize.elastic.slicing import narrow
 from anysize.errors import MethodError
 from anysize.methods import Client, FedAvg, HeteroFL, SHeteroFL
-from anysize.objectives import Batch, Step, make_objective
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
 from anysize.tasks import task
 from anysize.testing import make_trial
 from test_equivalences import bare, digits, same

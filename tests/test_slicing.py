@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from anysize.elastic.axes import Axes, trace
 from anysize.elastic.slicing import narrow, scatter_, scatter_add_, take
-from anysize.elastic.tracing import meta_copy
+from anysize.elastic.tracing.forward import meta_copy
 from anysize.errors import ModelError
 from topologies import TOPOLOGIES, SeparateAttention, conv
 

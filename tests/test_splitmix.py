@@ -16,22 +16,24 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize import models
-from anysize.context import Size
-from anysize.customize import export
+from anysize.client.process import one_thread
+from anysize.client.shards import finished as finished_network
+from anysize.client.work import perform
 from anysize.data import TensorPart
 from anysize.elastic.axes import trace
 from anysize.elastic.ensemble import Ensemble, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, pays, stacked
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow
-from anysize.engines.inprocess import InProcess, one_thread
+from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, DataError, MethodError
-from anysize.evaluation import calibrated, on_test
-from anysize.exams import finished as finished_network
-from anysize.local import perform
+from anysize.export.formats import export
 from anysize.methods import Client, FedAvg, SplitMix
+from anysize.methods.size import Size
 from anysize.methods.splitmix import SplitMixState, sampled_bases
 from anysize.models.normalize import normalized
+from anysize.server.calibration import calibrated
+from anysize.server.judging import on_test
 from anysize.testing import Trial, make_trial
 from anysize.wire import Tensors, flatten
 from test_golden import answers, context_of, network, numbers

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 import small
-from anysize.context import Size
+from anysize.client.stacking import STACK, clip_each, refusals, stacks, unrolled
 from anysize.data import Data
 from anysize.engines.base import Engine
 from anysize.engines.inprocess import InProcess
-from anysize.engines.processes import Processes
 from anysize.engines.stacked import Stacked
+from anysize.engines.workers.engine import Processes
 from anysize.errors import AnysizeError, ConfigError, MethodError
-from anysize.experiment import Experiment
 from anysize.methods import ELF, FedAvg, SplitMix
-from anysize.methods.base import Client, SubModel
-from anysize.round import run_round
-from anysize.stacking import STACK, clip_each, refusals, stacks, unrolled
+from anysize.methods.messages import Client, SubModel
+from anysize.methods.size import Size
+from anysize.runs.experiment import Experiment
+from anysize.server.round import run_round
 from anysize.wire import dump, flatten
 
 
@@ -231,10 +231,10 @@ def test_an_engine_that_stacks_lets_the_one_below_test_networks() -> None:
         def perform(self, sub_models: Any) -> Any:
             raise AssertionError
 
-        def examine(self, examination: Any) -> Any:
-            return iter([examination])
+        def evaluate(self, evaluation: Any) -> Any:
+            return iter([evaluation])
 
-    assert list(Stacked(Below(), 2, lambda client: 1).examine("all exams")) == ["all exams"]
+    assert list(Stacked(Below(), 2, lambda client: 1).evaluate("all shards")) == ["all shards"]
 
 
 class Drawing(FedAvg):

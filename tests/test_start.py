@@ -7,10 +7,10 @@ import sys
 
 _PROGRAM = """
 import sys
-from anysize.start import quick_start
+from anysize.engines.start import quick_start
 quick_start()
 import torch
-from anysize.local import take_step
+from anysize.client.optimizer import take_step
 parameter = torch.nn.Parameter(torch.ones(3))
 optimizer = torch.optim.SGD([parameter], lr=0.5)
 parameter.sum().backward()
@@ -33,7 +33,7 @@ def test_optimisers_and_the_meta_device_do_without_the_compiler_which_still_work
 def test_the_collector_leaves_out_what_torch_made_and_goes_on_with_the_rest() -> None:
     program = """
 import gc
-from anysize.start import quick_start
+from anysize.engines.start import quick_start
 quick_start()
 import torch
 print(gc.isenabled(), gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 100_000)

@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 
 import small
 from anysize import config as configs
-from anysize.affordable import message_cost
-from anysize.device import DeviceConfig, Limits
-from anysize.devices import Budget
+from anysize.deploy.affordable import message_cost
+from anysize.deploy.device_file import DeviceConfig, Limits
+from anysize.deploy.gate import Gate, accepted
+from anysize.deploy.guard import Guard
+from anysize.devices.budget import Budget
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import CheckpointError, ConfigError, TrustError
-from anysize.experiment import Experiment
-from anysize.methods.base import Client, SubModel, Update
-from anysize.trust import Gate, Guard, accepted
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.runs.experiment import Experiment
 from anysize.wire import Json, Tensors, dump, flatten, load, peek
 
 METHODS = ("fedavg", "heterofl", "flanc", "splitmix", "prism", "elf", "fjord", "fedhm", "oat")
@@ -404,7 +405,7 @@ def test_a_device_refuses_tensors_that_are_no_part_of_the_network() -> None:
 
 def test_a_device_does_not_load_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = made("flanc")
-    monkeypatch.setattr("anysize.trust.load", lambda blob: pytest.fail("it was loaded"))
+    monkeypatch.setattr("anysize.deploy.gate.load", lambda blob: pytest.fail("it was loaded"))
     with pytest.raises(TrustError):
         gate(experiment, budget=Budget(parameters=1))(*sent_as(message(experiment)))
 
@@ -551,7 +552,7 @@ def test_without_counts_every_device_counts_alike() -> None:
 
 
 def test_the_plan_lists_what_leaves_a_device() -> None:
-    from anysize.planning import plan
+    from anysize.experiment.plan import plan
 
     silent = plan(own())["leaves_the_device"]
     assert not any("number of samples" in line for line in silent)

@@ -8,91 +8,65 @@
 Names are imported when they are first used, so that the command line can print its help without loading PyTorch.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from anysize import methods
-    from anysize.comparison import Comparison, compare
-    from anysize.config import load as load_config
-    from anysize.context import Context, Size
-    from anysize.customize import export
-    from anysize.data import Data, Share
-    from anysize.devices import Budget
-    from anysize.elastic.axes import Axes, trace
-    from anysize.elastic.slicing import narrow
-    from anysize.errors import AnysizeError
-    from anysize.experiment import Experiment
-    from anysize.methods import Method
-    from anysize.run import Run, load, run
-    from anysize.tasks import Task
+if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the list below
+    from anysize import methods as methods
+    from anysize.config import load as load_config  # noqa: F401
+    from anysize.data import Data as Data
+    from anysize.data import Share as Share
+    from anysize.devices.budget import Budget as Budget
+    from anysize.elastic.axes import Axes as Axes
+    from anysize.elastic.axes import trace as trace
+    from anysize.elastic.slicing import narrow as narrow
+    from anysize.errors import AnysizeError as AnysizeError
+    from anysize.export.formats import export as export
+    from anysize.methods import Method as Method
+    from anysize.methods.context import Context as Context
+    from anysize.methods.size import Size as Size
+    from anysize.runs.comparison import Comparison as Comparison
+    from anysize.runs.comparison import compare as compare
+    from anysize.runs.experiment import Experiment as Experiment
+    from anysize.runs.run import Run as Run
+    from anysize.runs.run import load as load
+    from anysize.runs.runner import run as run
+    from anysize.tasks import Task as Task
 
-__all__ = [
-    "AnysizeError",
-    "Axes",
-    "Budget",
-    "Comparison",
-    "Context",
-    "Data",
-    "Experiment",
-    "Method",
-    "Run",
-    "Share",
-    "Size",
-    "Task",
-    "compare",
-    "export",
-    "load",
-    "load_config",
-    "methods",
-    "narrow",
-    "run",
-    "trace",
-]
-
-_HOMES = {
-    "anysize.comparison": ("Comparison", "compare"),
-    "anysize.context": ("Context", "Size"),
-    "anysize.customize": ("export",),
-    "anysize.data": ("Data", "Share"),
-    "anysize.devices": ("Budget",),
-    "anysize.elastic.axes": ("Axes", "trace"),
-    "anysize.elastic.slicing": ("narrow",),
-    "anysize.errors": ("AnysizeError",),
-    "anysize.experiment": ("Experiment",),
-    "anysize.methods": ("Method",),
-    "anysize.run": ("Run", "load"),
-    "anysize.tasks": ("Task",),
+_PUBLIC = {
+    "AnysizeError": "anysize.errors",
+    "Axes": "anysize.elastic.axes",
+    "Budget": "anysize.devices.budget",
+    "Comparison": "anysize.runs.comparison",
+    "Context": "anysize.methods.context",
+    "Data": "anysize.data",
+    "Experiment": "anysize.runs.experiment",
+    "Method": "anysize.methods",
+    "Run": "anysize.runs.run",
+    "Share": "anysize.data",
+    "Size": "anysize.methods.size",
+    "Task": "anysize.tasks",
+    "compare": "anysize.runs.comparison",
+    "export": "anysize.export.formats",
+    "load": "anysize.runs.run",
+    "load_config": "anysize.config:load",
+    "methods": "anysize.methods:",
+    "narrow": "anysize.elastic.slicing",
+    "run": "anysize.runs.runner",
+    "trace": "anysize.elastic.axes",
 }
+"""Where each public name lives: a module, and after a colon the name there if it is another; none is the module."""
+
+__all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "methods":
-        return import_module("anysize.methods")
-    if name == "load_config":
-        return import_module("anysize.config").load
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'anysize' has no attribute '{name}'")
-    return getattr(import_module(home), name)
+    home, colon, there = _PUBLIC[name].partition(":")
+    module = import_module(home)
+    return getattr(module, there or name) if there or not colon else module
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    """Keeps `anysize.run` the function: importing the module `anysize.run` would put that in its place."""
-
-    @property
-    def run(self) -> Any:
-        return import_module("anysize.run").run
-
-    @run.setter
-    def run(self, module: ModuleType) -> None: ...
-
-
-if not TYPE_CHECKING:
-    sys.modules[__name__].__class__ = _Package

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anysize.config.own_code import by_name
 from anysize.errors import ConfigError
-from anysize.imports import by_name
 
 Sums = dict[str, float]
 

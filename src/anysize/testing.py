@@ -21,22 +21,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anysize.affordable import Costs
-from anysize.context import Context, Size
+from anysize.client.networks import built
+from anysize.client.process import one_thread
+from anysize.client.work import perform
 from anysize.data import Data, to_input
-from anysize.devices import UNITS
-from anysize.directory import CLIENTS
+from anysize.deploy.affordable import Costs
+from anysize.devices.budget import UNITS
 from anysize.elastic.depth import Skipped
 from anysize.elastic.ensemble import Ensemble
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import tensors_of
-from anysize.engines.inprocess import one_thread
 from anysize.errors import AnysizeError
-from anysize.experiment import Experiment, evaluation_part
-from anysize.local import built, perform
-from anysize.methods.base import Client, Method, SubModel, Update
+from anysize.experiment.experiment import evaluation_part
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Size
 from anysize.rng import generator
-from anysize.run import Run
+from anysize.runs.directory import CLIENTS
+from anysize.runs.experiment import Experiment
+from anysize.runs.run import Run
 from anysize.wire import Json, Tensors, copies, dump, flatten, load, restore
 
 Law = Callable[["Trial"], str | None]

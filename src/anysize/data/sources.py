@@ -22,13 +22,13 @@ import torch
 from torch.nn import functional
 
 from anysize import interrupts
+from anysize.config.options import defaults as defaults_of
+from anysize.config.options import option_problems, received, writable
+from anysize.config.own_code import by_name
 from anysize.data import files
 from anysize.data.files import Arrays
 from anysize.data.parts import Array, Data, Part, Share, TensorPart, channel_statistics
 from anysize.errors import DataError, unknown
-from anysize.imports import by_name
-from anysize.options import defaults as defaults_of
-from anysize.options import option_problems, received, writable
 from anysize.rng import derive
 
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -199,12 +199,12 @@ def mnist_m(held_out: float = 0.0) -> Data:
 
 
 def emnist(held_out: float = 0.0) -> Data:
-    """EMNIST by class, letters and digits, 28 x 28, 62 classes; needs emnist.npz."""
+    """EMNIST by class, requests and digits, 28 x 28, 62 classes; needs emnist.npz."""
     return stored("emnist", held_out)
 
 
 def femnist(held_out: float = 0.0) -> Data:
-    """FEMNIST, letters and digits by writer, 28 x 28, 62 classes; needs femnist.npz."""
+    """FEMNIST, requests and digits by writer, 28 x 28, 62 classes; needs femnist.npz."""
     return stored("femnist", held_out)
 
 

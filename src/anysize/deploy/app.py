@@ -17,21 +17,22 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-import anysize as az
 from anysize import config as configs
 from anysize import interrupts
-from anysize.deploy import layout
+from anysize.deploy import folder as layout
 from anysize.deploy.client import answerer
 from anysize.deploy.engine import Devices
+from anysize.deploy.gate import refuse_upper_bounds
+from anysize.deploy.guard import Guard
 from anysize.deploy.link import GridLink, Link
 from anysize.deploy.roster import Roster
 from anysize.deploy.server import HOME
 from anysize.deploy.submit import MARK
 from anysize.engines.base import Engine
 from anysize.errors import AnysizeError, ConfigError
-from anysize.experiment import Experiment
+from anysize.experiment.experiment import Experiment
 from anysize.report import write as write_report
-from anysize.trust import Guard, refuse_upper_bounds
+from anysize.runs.runner import run
 from anysize.wire import Json, Tensors
 
 _WATCH_SECONDS, _GRACE_SECONDS = 0.5, 5.0
@@ -82,7 +83,7 @@ def run_on(link: Link, home: Path, text: str, resume: bool, overwrite: bool) -> 
         roster = Roster.at(directory, layout.device_keys(home), fresh=not resume)
         return Devices(experiment, link, roster, Guard.of(experiment), tell)
 
-    az.run(made, out=directory, resume=resume, overwrite=overwrite, on_event=tell, engine=engine)
+    run(made, out=directory, resume=resume, overwrite=overwrite, on_event=tell, engine=engine)
     write_report(directory)
     tell({"event": "done", "directory": str(directory)})
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from anysize.config.extras import needs
 from anysize.errors import ConfigError
-from anysize.extras import needs
 
 if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
     raise ConfigError(_missing)

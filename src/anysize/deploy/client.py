@@ -11,20 +11,20 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from anysize import device as devices
+from anysize.client.process import hold_memory, one_thread
+from anysize.client.work import perform
+from anysize.deploy import device_file, own_data
+from anysize.deploy.device_file import DeviceConfig
+from anysize.deploy.gate import Gate, accepted, accepted_sizes, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
-from anysize.device import DeviceConfig
 from anysize.elastic.skeleton import weightless
-from anysize.engines.desk import client_context
-from anysize.engines.inprocess import one_thread
-from anysize.engines.memory import hold_memory
 from anysize.engines.messages import blobs_in, note_in, record, with_note
+from anysize.engines.workers.loop import client_context
 from anysize.errors import AnysizeError
-from anysize.experiment import Experiment, Signature
-from anysize.local import perform
-from anysize.methods.base import Update
-from anysize.trust import Gate, accepted, accepted_sizes, refuse_upper_bounds
+from anysize.experiment.experiment import Experiment
+from anysize.experiment.signature import Signature
+from anysize.methods.messages import Update
 from anysize.wire import Json, dump
 
 KEPT = "kept"
@@ -34,11 +34,11 @@ log = logging.getLogger("anysize")
 
 def answerer(file: Path) -> Callable[[Message, Context], Message]:
     """What answers the messages to the device that a file describes; an error is an answer too."""
-    desk = _desk(file.resolve())
+    service = _service(file.resolve())
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = desk.answered(message.metadata.message_type, message.content)
+            content = service.answered(message.metadata.message_type, message.content)
         except Exception as error:
             log.warning("could not answer", exc_info=error)
             content = with_note({"failure": described(error)}, record([]))
@@ -48,17 +48,17 @@ def answerer(file: Path) -> Callable[[Message, Context], Message]:
 
 
 @lru_cache(maxsize=1)
-def _desk(file: Path) -> Desk:
-    return Desk(file)
+def _service(file: Path) -> Service:
+    return Service(file)
 
 
-class Desk:
+class Service:
     """What a device has before it: its own file, its data, and the experiment that it was told of last."""
 
     def __init__(self, file: Path) -> None:
         hold_memory()
-        self._device = devices.load(file)
-        self._limits = devices.check_limits(self._device)
+        self._device = device_file.load(file)
+        self._limits = own_data.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
 
     def answered(self, kind: str, content: RecordDict) -> RecordDict:
@@ -93,7 +93,7 @@ class Knowledge:
         signature = Signature.from_json(hello["signature"])
         self.experiment = Experiment.from_config(config, (signature, accepted_sizes(hello["sizes"])))
         refuse_upper_bounds(self.experiment.method)
-        self._share = devices.own_share(device, config, signature)
+        self._share = own_data.own_share(device, config, signature)
         with weightless():
             self._context = client_context(self.experiment)
         known = (self._context, self.experiment.method, self.experiment.example)

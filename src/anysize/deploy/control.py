@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anysize.config.extras import needs
 from anysize.errors import AnysizeError, ConfigError
-from anysize.extras import needs
 
 if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
     raise ConfigError(_missing)
@@ -71,7 +71,7 @@ class Control:
         """Puts a key on the list, under its device's name."""
         self._asked(self._client.RegisterNode, RegisterNodeRequest(public_key=key, name=name))
 
-    def dismiss(self, node: int) -> None:
+    def release(self, node: int) -> None:
         """Takes a node's key off the list."""
         self._asked(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node))
 

@@ -11,22 +11,22 @@ from flwr.app import ArrayRecord, RecordDict
 
 from anysize import config as configs
 from anysize import interrupts
-from anysize.affordable import Costs
+from anysize.deploy.affordable import Costs
+from anysize.deploy.device_file import Limits
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node
 from anysize.deploy.roster import Roster
 from anysize.deploy.spool import Spool
-from anysize.device import Limits
-from anysize.devices import Fleet, enrolled
+from anysize.devices.fleet import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.errors import AnysizeError
-from anysize.methods.base import SubModel, Update
+from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
 from anysize.wire import Json, dump, load
 
 if TYPE_CHECKING:
-    from anysize.experiment import Experiment
+    from anysize.experiment.experiment import Experiment
 
 _POLL_SECONDS = 0.1
 _SLOWEST_POLL_SECONDS = 1.0
@@ -55,7 +55,7 @@ class _Attendance:
 
 
 @dataclass
-class _Letter:
+class _Request:
     """One message to one device: sub-models on the way down, then what came of each.
 
     Attributes:
@@ -134,42 +134,42 @@ class Devices(Engine):
         with Spool() as spool:
             order = list(self._posted(sub_models, spool))
             self._last = None
-            for letter, place in order:
-                if letter.answers is None:
-                    letter.answers = self._answers(letter, deadline, spool)
-                yield letter.answers[place]
-                letter.answers[place] = Absence(letter.client, "was given already")  # frees the update
+            for request, place in order:
+                if request.answers is None:
+                    request.answers = self._answers(request, deadline, spool)
+                yield request.answers[place]
+                request.answers[place] = Absence(request.client, "was given already")  # frees the update
 
-    def _posted(self, sub_models: Iterable[SubModel], spool: Spool) -> Iterator[tuple[_Letter, int]]:
-        """For each sub-model the letter that it is in, and its place there; all letters are sent at the end.
+    def _posted(self, sub_models: Iterable[SubModel], spool: Spool) -> Iterator[tuple[_Request, int]]:
+        """For each sub-model the request that it is in, and its place there; all requests are sent at the end.
 
-        Statistics of several sizes are asked of one device in one letter: each costs Flower's polling once. Networks
+        Statistics of several sizes are asked of one device in one request: each costs Flower's polling once. Networks
         to train are sent as they are drawn, so that the server holds one at a time.
         """
-        collected: dict[int, _Letter] = {}
+        collected: dict[int, _Request] = {}
         for sub_model in sub_models:
             client = int(sub_model.ticket["client"])
             together = sub_model.ticket["task"] == "calibrate"
-            letter = collected.setdefault(client, _Letter(client)) if together else _Letter(client)
-            letter.tickets.append(sub_model.ticket)
-            letter.blobs.append(spool.put(dump(sub_model.tensors, {})))
+            request = collected.setdefault(client, _Request(client)) if together else _Request(client)
+            request.tickets.append(sub_model.ticket)
+            request.blobs.append(spool.put(dump(sub_model.tensors, {})))
             if not together:
-                self._send(letter, spool)
-            yield letter, len(letter.tickets) - 1
-        for letter in collected.values():
-            self._send(letter, spool)
+                self._send(request, spool)
+            yield request, len(request.tickets) - 1
+        for request in collected.values():
+            self._send(request, spool)
 
-    def _send(self, letter: _Letter, spool: Spool) -> None:
-        node = self._here.nodes.get(letter.client)
+    def _send(self, request: _Request, spool: Spool) -> None:
+        node = self._here.nodes.get(request.client)
         if node is None:
-            letter.why = "is not connected"
+            request.why = "is not connected"
             return
-        ticket, seconds = letter.tickets[0], self._options.round_timeout
+        ticket, seconds = request.tickets[0], self._options.round_timeout
         kind: Kind = "train" if ticket["task"] == "train" else "evaluate"
         with stage("send"):
-            content = with_note({"hello": self._hello, "tickets": letter.tickets}, self._record(letter.blobs, spool))
-            letter.message = self._link.send(node.id, kind, content, int(ticket["round"]), seconds)
-        letter.why = "could not be reached"
+            content = with_note({"hello": self._hello, "tickets": request.tickets}, self._record(request.blobs, spool))
+            request.message = self._link.send(node.id, kind, content, int(ticket["round"]), seconds)
+        request.why = "could not be reached"
 
     def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord:
         """The record of blobs; clients of one size follow each other and often get the same ones."""
@@ -177,35 +177,35 @@ class Devices(Engine):
             self._last = (list(blobs), record([spool.blob(name) for name in blobs]))
         return self._last[1]
 
-    def _answers(self, letter: _Letter, deadline: float | None, spool: Spool) -> list[Update | Absence]:
-        """What comes of each ticket of a letter; waits for it."""
+    def _answers(self, request: _Request, deadline: float | None, spool: Spool) -> list[Update | Absence]:
+        """What comes of each ticket of a request; waits for it."""
         pause = _POLL_SECONDS
-        while letter.message is not None:
+        while request.message is not None:
             over = deadline is not None and time.monotonic() > deadline
-            reply = self._link.replies([letter.message]).get(letter.message)
+            reply = self._link.replies([request.message]).get(request.message)
             if reply is not None and reply.content is not None:
-                return self._opened(letter, reply.content, spool)
+                return self._opened(request, reply.content, spool)
             if reply is not None:
-                return _absent(letter, plain(reply.error))
+                return _absent(request, plain(reply.error))
             if over:
-                return _absent(letter, f"too late: no answer within {self._options.round_timeout:g} s")
+                return _absent(request, f"too late: no answer within {self._options.round_timeout:g} s")
             interrupts.pause(pause)
             pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
-        return _absent(letter, letter.why)
+        return _absent(request, request.why)
 
-    def _opened(self, letter: _Letter, content: RecordDict, spool: Spool) -> list[Update | Absence]:
+    def _opened(self, request: _Request, content: RecordDict, spool: Spool) -> list[Update | Absence]:
         """The updates in an answer, or why they are none that may be used."""
         try:
             note, blobs = note_in(content), blobs_in(content)
             if "failure" in note:
-                return _absent(letter, plain(note["failure"]))
+                return _absent(request, plain(note["failure"]))
             tickets = note.get("tickets")
-            if not isinstance(tickets, list) or not len(tickets) == len(blobs) == len(letter.tickets):
-                return _absent(letter, f"sent rubbish: {len(blobs)} answers to {len(letter.tickets)} questions")
-            sent = [spool.sub_model(name, ticket) for name, ticket in zip(letter.blobs, letter.tickets)]
+            if not isinstance(tickets, list) or not len(tickets) == len(blobs) == len(request.tickets):
+                return _absent(request, f"sent rubbish: {len(blobs)} answers to {len(request.tickets)} questions")
+            sent = [spool.sub_model(name, ticket) for name, ticket in zip(request.blobs, request.tickets)]
             return [self._check(*entry) for entry in zip(sent, map(_update, tickets, blobs))]
         except AnysizeError as error:
-            return _absent(letter, f"sent rubbish: {plain(str(error))}")
+            return _absent(request, f"sent rubbish: {plain(str(error))}")
 
     def _muster(self, seconds: float) -> None:
         """Asks who is new, waits some seconds for their answers, and notes who is there."""
@@ -271,8 +271,8 @@ class Devices(Engine):
         self._on_event({"event": "notice", "text": text})
 
 
-def _absent(letter: _Letter, why: str) -> list[Update | Absence]:
-    return [Absence(letter.client, why) for _ in letter.tickets]
+def _absent(request: _Request, why: str) -> list[Update | Absence]:
+    return [Absence(request.client, why) for _ in request.tickets]
 
 
 def _update(ticket: Any, blob: bytes) -> Update:

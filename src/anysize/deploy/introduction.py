@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from anysize.devices import Budget
+from anysize.devices.budget import Budget
 from anysize.errors import AnysizeError
 from anysize.wire import Json
 
@@ -43,7 +43,7 @@ class Introduction:
         capacity, budget = about.get("capacity"), about.get("budget")
         if (capacity is None) == (budget is None):
             raise AnysizeError("must tell a capacity or a budget, one of the two")
-        if capacity is not None and not (_is_number(capacity) and 0 < capacity <= 1):
+        if capacity is not None and not (is_number(capacity) and 0 < capacity <= 1):
             raise AnysizeError(f"has capacity {plain(capacity)}; it must be above 0 and at most 1")
         try:
             limits = None if budget is None else Budget(**budget)
@@ -78,5 +78,5 @@ def plain(said: object) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

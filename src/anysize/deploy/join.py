@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from anysize import device as devices
 from anysize import interrupts
+from anysize.deploy import device_file, own_data
 from anysize.deploy.certificates import write_private
 from anysize.deploy.children import Children, free_port
-from anysize.device import DeviceConfig
+from anysize.deploy.device_file import DeviceConfig
 from anysize.errors import ConfigError
 
 _WATCH_SECONDS = 0.5
@@ -34,8 +34,8 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
         say: told what a user should know.
         until: asked now and then whether it is enough.
     """
-    device = devices.load(file)
-    devices.check_limits(device)
+    device = device_file.load(file)
+    own_data.check_limits(device)
     with (
         interrupts.immediate(),
         tempfile.TemporaryDirectory(prefix="anysize-device-") as home,

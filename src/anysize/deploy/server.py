@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anysize import interrupts
-from anysize.deploy import layout
+from anysize.deploy import folder as layout
 from anysize.deploy.children import Children, answers, is_free
 from anysize.deploy.control import Address, Control, public_key
 from anysize.errors import AnysizeError, ConfigError
@@ -96,7 +96,7 @@ def admitted(home: Path, address: Address) -> str:
         listed = control.keys()
         for key, (node, name) in listed.items():
             if wanted.get(key) != name:
-                control.dismiss(node)
+                control.release(node)
         for key, name in wanted.items():
             if key not in listed or listed[key][1] != name:
                 control.admit(key, name)

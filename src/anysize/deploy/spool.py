@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from anysize.methods.base import SubModel
+from anysize.methods.messages import SubModel
 from anysize.wire import Json, load
 
 

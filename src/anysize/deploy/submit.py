@@ -11,8 +11,8 @@ from typing import Any
 
 from anysize import config as configs
 from anysize import interrupts
-from anysize.config import ExperimentConfig
-from anysize.deploy import layout
+from anysize.config.tables import ExperimentConfig
+from anysize.deploy import folder as layout
 from anysize.deploy.control import COMPLETED, Address, Control
 from anysize.errors import AnysizeError, ConfigError, unknown
 from anysize.wire import Json

@@ -1,0 +1,1 @@
+"""The mathematics of shrinking networks; it knows nothing of clients and servers."""

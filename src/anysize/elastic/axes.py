@@ -31,19 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anysize.elastic.tracing import (
-    Classes,
-    Extent,
-    Heads,
-    Run,
-    SizeNote,
-    Tracer,
-    attributes_in,
-    evaluate,
-    line_of,
-    run,
-    stored,
-)
+from anysize.elastic.tracing.classes import Classes
+from anysize.elastic.tracing.forward import Run, run, stored
+from anysize.elastic.tracing.sizes import Extent, SizeNote, attributes_in, evaluate
+from anysize.elastic.tracing.tracer import Heads, Tracer, line_of
 from anysize.errors import ModelError, unknown
 
 Width = float | Mapping[str, float | int | Sequence[int]]

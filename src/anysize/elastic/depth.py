@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from anysize.elastic.skeleton import hollow
-from anysize.elastic.tracing import without_data
+from anysize.elastic.tracing.forward import without_data
 from anysize.errors import ModelError, unknown
 
 Fill = Literal["zeros", "identity", "replicate", "random"]

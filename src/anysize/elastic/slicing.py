@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from anysize.elastic.axes import Axes, Index, Kept, Width
-from anysize.elastic.tracing import Classes, line_of, run, stored
+from anysize.elastic.tracing.classes import Classes
+from anysize.elastic.tracing.forward import run, stored
+from anysize.elastic.tracing.tracer import line_of
 from anysize.errors import ModelError
 
 # --- tensors between sizes ----------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Where clients run: an engine takes sub-models, and gives updates in the same order."""
+"""Where clients run: in this process, in worker processes, on Flower's simulation."""

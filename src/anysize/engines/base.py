@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from anysize.devices import Fleet
-from anysize.exams import Examination
-from anysize.methods.base import SubModel, Update
+from anysize.client.shards import Evaluation
+from anysize.devices.fleet import Fleet
+from anysize.methods.messages import SubModel, Update
 from anysize.tasks import Sums
 
 
@@ -60,13 +60,13 @@ class Engine(ABC):
     def fleet(self, round: int, planned: Fleet) -> Fleet:
         """Who is there in a round; by default whom the experiment plans with.
 
-        An engine of real devices says with `anysize.devices.enrolled` which they are, and what each can train.
+        An engine of real devices says with `anysize.devices.fleet.enrolled` which they are, and what each can train.
         """
         return planned
 
-    def examine(self, examination: Examination) -> Iterator[Sums]:
-        """The sums of each exam, in the order given; in this process, unless the engine has others for it."""
-        return examination.here()
+    def evaluate(self, evaluation: Evaluation) -> Iterator[Sums]:
+        """The sums of each shard, in the order given; in this process, unless the engine has others for it."""
+        return evaluation.here()
 
     def close(self) -> None:  # noqa: B027 - an engine without workers has nothing to stop
         """Stops whatever the engine started."""

@@ -20,21 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anysize import interrupts
+from anysize.client.process import hold_memory, one_thread
+from anysize.client.work import perform
+from anysize.config.extras import needs
 from anysize.engines.base import Engine
-from anysize.engines.desk import client_context, experiment_of, failure
 from anysize.engines.folder import new_folder
-from anysize.engines.inprocess import one_thread
-from anysize.engines.memory import hold_memory
-from anysize.engines.processes import described, raised
+from anysize.engines.workers.engine import described, raised
+from anysize.engines.workers.loop import client_context, experiment_of, failure
 from anysize.errors import AnysizeError, ConfigError
-from anysize.extras import needs
-from anysize.local import perform
-from anysize.methods.base import SubModel, Update
+from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
 from anysize.wire import Json, Tensors
 
 if TYPE_CHECKING:
-    from anysize.experiment import Experiment
+    from anysize.experiment.experiment import Experiment
 
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -101,7 +100,7 @@ def _known(hello: str) -> _Knowledge:
 class Flower(Engine):
     """Runs clients on Flower's simulation: on this machine, or on the Ray cluster that RAY_ADDRESS names.
 
-    Networks are tested in this process: a node would have to be sent the whole state with every exam.
+    Networks are tested in this process: a node would have to be sent the whole state with every shard.
 
     Args:
         experiment: one that other processes can be told about.

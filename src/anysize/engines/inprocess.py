@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-from anysize.context import Context
+from anysize.client.process import one_thread
+from anysize.client.stacking import perform_any
 from anysize.data import Shares
 from anysize.engines.base import Engine
-from anysize.methods.base import Method, SubModel, Update
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import SubModel, Update
 from anysize.profiling import measuring
-from anysize.stacking import perform_any
 from anysize.wire import Tensors
 
 
@@ -39,14 +38,3 @@ class InProcess(Engine):
             with one_thread(), measuring(None):  # a client's time is all one stage, as with workers
                 update = perform_any(self._context, self._method, sub_model, self._shares, self._kept.get(client))
             yield update
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One intra-op thread inside: the number of threads changes the last bits of a convolution."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from anysize.config.extras import needs
 from anysize.errors import AnysizeError, ConfigError
-from anysize.extras import needs
 from anysize.wire import Json, Tensors, dump, load
 
 if (_missing := needs("a fleet", "fleet", "flwr")) is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from anysize.devices import Fleet
+from anysize.client.shards import Evaluation
+from anysize.client.stacking import parts_of, stacks
+from anysize.devices.fleet import Fleet
 from anysize.engines.base import Absence, Engine
-from anysize.exams import Examination
-from anysize.methods.base import SubModel, Update
-from anysize.stacking import parts_of, stacks
+from anysize.methods.messages import SubModel, Update
 from anysize.tasks import Sums
 
 
@@ -37,9 +37,9 @@ class Stacked(Engine):
         """Who is there, as the engine below says."""
         return self._engine.fleet(round, planned)
 
-    def examine(self, examination: Examination) -> Iterator[Sums]:
-        """The sums of each exam, by the engine below."""
-        return self._engine.examine(examination)
+    def evaluate(self, evaluation: Evaluation) -> Iterator[Sums]:
+        """The sums of each shard, by the engine below."""
+        return self._engine.evaluate(evaluation)
 
     def close(self) -> None:
         """Closes the engine below."""

@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from anysize.config.options import received, writable
+from anysize.config.own_code import by_name
 from anysize.errors import ConfigError, MethodError, unknown
-from anysize.imports import by_name
-from anysize.methods.base import Client, Method, ParameterGroup, SubModel, Update
+from anysize.methods.base import Method
 from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
 from anysize.methods.fedhm import FedHM
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.oat import OAT
 from anysize.methods.origdrop import OrigDrop
 from anysize.methods.prism import PriSM
 from anysize.methods.sheterofl import SHeteroFL
 from anysize.methods.splitmix import SplitMix
-from anysize.options import received, writable
 
 __all__ = [
     "ELF",

@@ -39,16 +39,19 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Proxy, Size
 from anysize.elastic.depth import Fill, full_depth, restored, why_none
 from anysize.elastic.skeleton import fill as filled
 from anysize.elastic.skeleton import named_tensors
 from anysize.elastic.sparsity import Masks, iterative_pruning, left_by, pack, prunable, put_values, take_values, unpack
 from anysize.errors import MethodError
-from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, sub_model
+from anysize.methods.base import Method
+from anysize.methods.context import Context, Proxy
+from anysize.methods.kit import checked, class_weights, cut, sub_model
 from anysize.methods.mean import StreamingMean
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.table import Entry, Table
 from anysize.rng import generator
-from anysize.table import Entry, Table
 from anysize.wire import Tensors
 
 _VALUES, _MASK = "values/", "mask/"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from torch import nn
 
-from anysize.context import Context
+from anysize.methods.context import Context
 
 _LITTLE = 0.5  # of the trained parameters, below which a method says how few it factorises
 

@@ -20,24 +20,16 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.elastic.ensemble import Networks
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
-from anysize.methods.base import (
-    Client,
-    Method,
-    ParameterGroup,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    first_tensors,
-    sub_model,
-    trained_parameters,
-)
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
 from anysize.wire import Json, Tensors
 
 

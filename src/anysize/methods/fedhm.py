@@ -32,7 +32,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.elastic.kernels import (
     Factorised,
     Reshape,
@@ -46,19 +45,14 @@ from anysize.elastic.kernels import (
 )
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
-from anysize.methods.base import (
-    Client,
-    Method,
-    ParameterGroup,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    sub_model,
-)
+from anysize.methods.base import Method
+from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
+from anysize.methods.kit import checked, class_weights, sub_model
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step, Tricks
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.wire import Tensors
 
 

@@ -22,7 +22,7 @@ averaged over all clients.
 
 Departures:
 - The paper gives no value for lambda and does not say how the entries are reduced; the authors' code has 10 times the
-  *mean* of the squared entries per layer, the default here. `orthogonality_form = "sum"` is Eq. (3) to the letter.
+  *mean* of the squared entries per layer, the default here. `orthogonality_form = "sum"` is Eq. (3) to the request.
 - The authors' code counts clients in both means; Eq. (4) weights by |D_k|, and so does this. [tricks] weighting has
   both.
 - The authors' code keeps a copy of an unscaled stem per width, as `share_unscaled = false` does here.
@@ -51,7 +51,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.elastic.basis import (
     Composed,
     Way,
@@ -69,23 +68,14 @@ from anysize.elastic.basis import (
 from anysize.elastic.composed import ComposedWidths
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError, unknown
-from anysize.methods.base import (
-    Client,
-    Method,
-    ParameterGroup,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    cut,
-    first_tensors,
-    paste,
-    sub_model,
-    widths_up_to,
-)
+from anysize.methods.base import Method
+from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
+from anysize.methods.kit import checked, class_weights, cut, first_tensors, paste, sub_model, widths_up_to
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
 from anysize.rng import generator
 from anysize.wire import Tensors
 

@@ -29,26 +29,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.elastic.scaling import folded, scaled
 from anysize.elastic.skeleton import fill
 from anysize.elastic.views import Nested
 from anysize.errors import MethodError
-from anysize.methods.base import (
-    Client,
-    Method,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    cut,
-    nested,
-    nested_parts,
-    sub_model,
-    widths_up_to,
-)
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.kit import checked, class_weights, cut, nested, nested_parts, sub_model, widths_up_to
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step, Tricks
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.wire import Json, Tensors
 
 

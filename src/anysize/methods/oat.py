@@ -33,23 +33,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Levels, Size
 from anysize.elastic.film import Conditional, conditional_names, conditional_tensors, conditioned
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
-from anysize.methods.base import (
-    Client,
-    Method,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    first_tensors,
-    sub_model,
-)
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.kit import checked, class_weights, first_tensors, sub_model
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step, Tricks
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Levels, Size
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.rng import generator
 from anysize.wire import Tensors
 

@@ -24,12 +24,15 @@ from typing import Literal
 import torch
 from torch import nn
 
-from anysize.context import Context, Size
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
-from anysize.methods.base import Client, Method, SubModel, Update, checked, class_weights, cut, paste, sub_model
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.kit import checked, class_weights, cut, paste, sub_model
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Tricks
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Tricks
 from anysize.wire import Tensors
 
 

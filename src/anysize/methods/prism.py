@@ -56,7 +56,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Size
 from anysize.elastic.axes import Kept
 from anysize.elastic.basis import key, unkey
 from anysize.elastic.kernels import (
@@ -77,21 +76,14 @@ from anysize.elastic.kernels import (
 from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import take
 from anysize.errors import MethodError
-from anysize.methods.base import (
-    Client,
-    Method,
-    ParameterGroup,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    cut,
-    paste,
-    sub_model,
-)
+from anysize.methods.base import Method
+from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
+from anysize.methods.kit import checked, class_weights, cut, paste, sub_model
 from anysize.methods.mean import Index, StreamingMean
-from anysize.objectives import Batch, Step, Tricks
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.profiling import stage
 from anysize.rng import generator
 from anysize.wire import Tensors, copies

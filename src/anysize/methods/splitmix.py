@@ -41,29 +41,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from anysize.context import Context, Levels, Size
 from anysize.elastic.ensemble import Networks, bases_within, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, stacked, unstacked
 from anysize.elastic.norm import Dual, batch_norms, dual_tensors, mixed_norms
 from anysize.elastic.scaling import Scaler, narrowed_layers
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
-from anysize.methods.base import (
-    Client,
-    Judge,
-    Method,
-    Mixture,
-    ParameterGroup,
-    SubModel,
-    Update,
-    checked,
-    class_weights,
-    first_tensors,
-    sub_model,
-    trained_parameters,
-)
+from anysize.methods.base import Judge, Method, Mixture
+from anysize.methods.context import Context
+from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
 from anysize.methods.mean import StreamingMean
-from anysize.objectives import Batch, Step, Tricks
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.size import Levels, Size
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.rng import generator
 from anysize.wire import Json, Tensors
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from anysize.config.options import defaults as defaults_of
+from anysize.config.options import option_problems, received, writable
+from anysize.config.own_code import by_name
 from anysize.errors import ModelError
-from anysize.imports import by_name
 from anysize.models import attention, convolutional, dense, recurrent, residual
-from anysize.options import defaults as defaults_of
-from anysize.options import option_problems, received, writable
 from anysize.rng import derive
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {

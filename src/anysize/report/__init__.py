@@ -11,9 +11,9 @@ from pathlib import Path
 
 from anysize.errors import AnysizeError
 from anysize.report import analysis, coverage, figures, page, robustness, tables, widths
-from anysize.report.record import read, read_events
+from anysize.report.record import read
 
-__all__ = ["read_events", "write"]
+__all__ = ["write"]
 
 
 def write(directory: Path) -> Path:

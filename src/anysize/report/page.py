@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anysize.extras import install_command
+from anysize.config.extras import install_command
 from anysize.report.browser import DRAW, STYLE
 from anysize.report.figures import colour
 from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette

@@ -155,7 +155,7 @@ def finite(value: Number | None) -> Number | None:
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter."""
+    """The text with a capital first request."""
     return text[:1].upper() + text[1:]
 
 

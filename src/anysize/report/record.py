@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from anysize.errors import CheckpointError
+from anysize.runs.events import Event, numbered_events
 from anysize.wire import load
 
 Number = int | float
-Event = dict[str, Any]
 Model = TypeVar("Model", bound="Entry")
 
 
@@ -259,21 +259,6 @@ def total(values: Iterable[Number | None]) -> Number | None:
     return known
 
 
-def read_events(path: Path) -> list[Event]:
-    """The events of a run, in the order of the file; a torn last line is left out.
-
-    Raises:
-        CheckpointError: the file is missing, or a line before the last is not an event.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "events.jsonl"
-    >>> _ = path.write_text('{"event": "resume", "round": 12}\\n{"event": "rou')
-    >>> read_events(path)
-    [{'event': 'resume', 'round': 12}]
-    """
-    return [event for _, event in _numbered_events(path)]
-
-
 def read(directory: Path) -> Record:
     """Everything that the report shows, from the files of a run directory.
 
@@ -285,7 +270,7 @@ def read(directory: Path) -> Record:
     rounds: dict[int, Round] = {}
     devices: dict[str, Device] = {}
     finished, seconds = False, None
-    for line, event in _numbered_events(path):
+    for line, event in numbered_events(path):
         where = f"{path}, line {line}"
         match event["event"]:
             case "start":
@@ -325,39 +310,6 @@ class _End(Entry):
     seconds: Number | None = None
 
 
-def _numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
-    """Each event with the number of its line, counted from one."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CheckpointError(
-            f"cannot read {path} ({reason}): give a directory that `anysize run` has written"
-        ) from None
-    # Only a newline ends an event: JSON text may hold other characters that Unicode counts as line ends.
-    lines = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    for number, line in lines:
-        event = _event(line)
-        if event is not None:
-            yield number, event
-        elif number != lines[-1][0]:
-            raise CheckpointError(
-                f'{path}, line {number} is damaged: not a JSON object with an "event". '
-                "Repair or delete that line, or start the run again"
-            )
-
-
-def _event(line: bytes) -> Event | None:
-    """The event that a line holds, or None if it does not hold one."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(event, dict) and isinstance(event.get("event"), str):
-        return event
-    return None
-
-
 def _checked(kind: type[Model], values: Mapping[str, Any], where: str) -> Model:
     """The values as a typed entry; all problems with them are raised as one error."""
     try:
@@ -383,7 +335,7 @@ def _until(rounds: Mapping[int, Round], last: object) -> dict[int, Round]:
 
 
 def _counted(start: Start, devices: Mapping[str, Device]) -> Start:
-    """The start, with the number of devices that came in every group of which nobody knew how many would."""
+    """The start event; a group of unknown size gets the number of devices that came."""
     came = Counter(device.group for device in devices.values())
     groups = [g if g.clients is not None else g.model_copy(update={"clients": came.get(g.name)}) for g in start.groups]
     return start.model_copy(update={"groups": groups})

@@ -1,0 +1,487 @@
+"""The command line: parse, one public call, print."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from anysize import interrupts
+from anysize.cli import fleet as fleets
+from anysize.cli.arguments import AsJson, Directory, File, Robustness, Set, budget_of, items, whole_number
+from anysize.cli.printing import (
+    bytes_text,
+    count_text,
+    out,
+    print_attacked,
+    print_json,
+    print_list,
+    print_look_up,
+    print_missing,
+    print_summary,
+    say,
+    shape_text,
+    ways_lines,
+)
+from anysize.engines.start import quick_start
+from anysize.errors import AnysizeError, UsageError
+from anysize.runs.progress import Watch, bars, by_size, err, print_notices
+
+if TYPE_CHECKING:
+    from anysize.config.tables import ExperimentConfig
+    from anysize.engines.workers.pool import WorkerPool
+    from anysize.experiment.experiment import Experiment
+    from anysize.runs.run import Run
+
+app = typer.Typer(
+    name="anysize",
+    help="Train one model across devices of every size, and deploy it at any size.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+
+
+_ParserError: Any = typer.BadParameter.__base__  # the usage error of click, of which newer typers bring their own copy
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"anysize {version('anysize')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train one model across devices of every size, and deploy it at any size."""
+
+
+@app.command()
+def run(
+    file: File,
+    set_: Set = None,
+    out_: Annotated[Path | None, typer.Option("--out", help="The run directory; by default runs/<name>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Where clients run: inprocess, processes or flower.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Note where the time of each round goes.")] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option("--superlink", metavar="DIR|NAME", help="Run on the fleet of this folder; see `anysize deploy`."),
+    ] = None,
+) -> None:
+    """Run an experiment, write its directory and its report."""
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other")
+    changes = [*(set_ or []), *([] if engine is None else [f"engine.name={engine}"])]
+    if superlink is not None:
+        if out_ is not None or profile or engine not in (None, "flower"):
+            raise UsageError("--superlink runs on a fleet, into its folder; leave out --out and --profile")
+        _run_on_fleet(file, changes, superlink, resume, overwrite)
+        return
+    _run(file, changes, out_, resume, overwrite, profile)
+
+
+app.add_typer(fleets.app)
+
+
+app.command()(fleets.server)
+
+
+app.command()(fleets.join)
+
+
+@app.command()
+def compare(
+    file: File,
+    methods: Annotated[str, typer.Option("--methods", help="Names, separated by commas: flanc,heterofl.")],
+    seeds: Annotated[str, typer.Option("--seeds", help="0,1,2; by default the file's.")] = "",
+    set_: Set = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="The folder of all runs; by default runs/<name>-compare.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Run everything anew.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on one experiment; finished runs are kept, stopped ones go on."""
+    from anysize.config.files import load
+
+    numbers = [whole_number("--seeds", text) for text in items(seeds)]
+    config = load(file, set_ or [])
+    options: dict[str, Any] = {"seeds": numbers, "out": out_, "overwrite": overwrite}
+    with _pool(config) as pool:
+        from anysize.runs.comparison import CSV, JSON
+        from anysize.runs.comparison import compare as compare_methods
+
+        with bars() as progress:
+            watch = _WatchAll(progress, config.rounds)
+            made = compare_methods(config, items(methods), on_event=watch, pool=pool, **options)
+    if as_json:
+        print_json(made.to_json())
+        return
+    table = Table("method", "size", box=None, header_style="bold")
+    for column in ("parameters", "MACs", "bytes per round", made.metric):
+        table.add_column(column, justify="right")
+    for row in made.rows:
+        spread = "" if row.std is None else f" ± {row.std:.4f}"
+        cells = [f"{row.parameters:,}", count_text(row.macs), bytes_text(row.bytes_down + row.bytes_up)]
+        table.add_row(escape(row.method), escape(row.size), *cells, f"{row.mean:.4f}{spread}")
+    for method, (mean, std) in made.averages().items():
+        spread = "" if std is None else f" ± {std:.4f}"
+        table.add_row(escape(method), "mean of sizes", "", "", "", f"{mean:.4f}{spread}")
+    out.print(table)
+    if len(made.seeds) > 1:
+        say(f"\nMean and standard deviation over {len(made.seeds)} seeds, after {made.rounds} rounds.")
+    say(f"\n{made.directory / JSON} and {made.directory / CSV} hold every number; each run has its own folder there.")
+
+
+@app.command()
+def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
+    """Show what each device group would train, what it costs, and what leaves a device."""
+    from anysize.experiment.plan import plan as make_plan
+
+    experiment = _experiment(file, set_ or [])
+    with experiment.blamed("planning"):
+        made = make_plan(experiment)
+    if as_json:
+        print_json(made)
+        return
+    if made["table"] is not None:
+        print_look_up(made["table"])
+    table = Table("group", "clients", "size", box=None, header_style="bold")
+    for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up"):
+        table.add_column(column, justify="right")
+    for group in made["groups"]:
+        cells = [f"{group['parameters']:,}", *(count_text(group[key]) for key in ("macs", "training_macs"))]
+        cells += [bytes_text(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
+        table.add_row(escape(group["name"]), str(group["clients"] or "any"), shape_text(group), *cells)
+    out.print(table)
+    say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
+    say("Activations: held by a training step. Bytes: per client and round.")
+    for text in ways_lines(made["groups"]):
+        say(text)
+    if any(group["mask"] for group in made["groups"]):
+        say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication does them too.")
+    say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
+    print_notices(made["notices"])
+
+
+@app.command()
+def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
+    """Show the model's width groups and removable blocks, and which methods can train it."""
+    from anysize.experiment.inspect import inspect as look
+
+    experiment = _experiment(file, set_ or [])
+    with experiment.blamed("inspection"):
+        found = look(experiment)
+    if as_json:
+        print_json(found)
+        return
+    say(found["text"])
+    table = Table("method", "can train it", "", box=None, header_style="bold")
+    for method in found["methods"]:
+        table.add_row(escape(method["name"]), "[green]yes[/]" if method["can"] else "[red]no[/]", escape(method["why"]))
+    out.print()
+    out.print(table)
+
+
+@app.command()
+def customize(
+    directory: Directory,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="net.onnx, net.pt2 or net.safetensors.", show_default=False)
+    ] = None,
+    size: Annotated[str | None, typer.Option("--size", help="A trained size's label, or any width.")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option("--budget", metavar="UNIT=AMOUNT", help="inference_bytes=4e6, macs=...")
+    ] = None,
+    robustness: Robustness = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="net.anysize: all sizes in one file for anysize.runtime.")
+    ] = None,
+) -> None:
+    """Cut a run's model to a size and write it as a file, or write all sizes as one."""
+    from anysize.export.formats import check_path
+    from anysize.export.formats import export as write
+    from anysize.runs.run import load
+
+    if (to is None) == (bundle is None):
+        raise UsageError("give --to or --bundle, one of the two")
+    if bundle is not None:
+        if size is not None or budget or robustness is not None:
+            raise UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
+        _bundle(load(directory), bundle)
+        return
+    assert to is not None
+    if (size is None) == (not budget):
+        raise UsageError("give --size or --budget, one of the two")
+    check_path(to)
+    limit = budget_of(budget or []) if size is None else None
+    made = load(directory)
+    chosen = made.fitting(limit) if limit is not None else made.size(size or "")
+    network = made.customize(chosen.label, robustness=robustness)
+    about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
+    about |= {} if robustness is None else {"robustness": robustness}
+    done = write(network, to, made.experiment.signature, about | {"data": made.experiment.signature.to_json()})
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {bytes_text(done.size_bytes)}")
+    say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+    if chosen.label not in {trained.label for trained in made.sizes}:
+        metric = made.experiment.task.metric
+        say(f"width {chosen.width:g} was never trained; its {metric}: anysize evaluate {directory} --size {size}")
+
+
+app.command("export", hidden=True)(customize)
+
+
+def _bundle(made: Run, path: Path) -> None:
+    done = made.bundle(path)
+    labels = ", ".join(trained.label for trained in made.sizes)
+    say(f"{done.path}: sizes {labels}, {bytes_text(done.size_bytes)}; on a device: anysize.runtime.load('{path.name}')")
+    say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+
+
+@app.command()
+def evaluate(
+    directory: Directory,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", help="A label or a width; repeatable; by default all trained.")
+    ] = None,
+    robustness: Robustness = None,
+    attack: Annotated[
+        str | None, typer.Option("--attack", help="Also under attack: pgd or auto.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every size of a run, finished or not, on the test set, and under attack if asked."""
+    from anysize.runs.run import load
+
+    if attack not in (None, "pgd", "auto"):
+        raise UsageError(f"--attack {attack}: allowed: pgd, auto")
+    made = load(directory)
+    metric = made.experiment.task.metric
+    with err.status("evaluating"), made.experiment.blamed("evaluation"):
+        metrics = made.evaluate(size or None, robustness)
+        attacked = made.attack(size or None, robustness, "auto" if attack == "auto" else "pgd") if attack else {}
+    if as_json:
+        more = {"attack": attack, "robust": attacked} if attack else {}
+        by_size = {label: m[metric] for label, m in metrics.items()}
+        print_json({"metric": metric, metric: by_size, "metrics": metrics} | more)
+        return
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    table = Table("size", *names, box=None, header_style="bold")
+    for label, values in metrics.items():
+        table.add_row(escape(label), *(f"{values[name]:.4f}" for name in names))
+    out.print(table)
+    if attack:
+        print_attacked(metric, attack, attacked)
+
+
+@app.command()
+def report(directory: Directory) -> None:
+    """Write the run's report.html anew."""
+    from anysize.report import write
+
+    say(str(write(directory)))
+
+
+@app.command()
+def status(directory: Directory, as_json: AsJson = False) -> None:
+    """Show how far a run is."""
+    from anysize.runs.events import status as look
+
+    found = look(directory)
+    if as_json:
+        print_json(found)
+        return
+    say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
+    if found["latest"]:
+        say(f"{found['metric']} at round {found['evaluated']}: {by_size(found['latest'])}")
+    if found["clients_latest"]:
+        means = by_size({group: values["mean"] for group, values in found["clients_latest"].items()})
+        say(f"{found['metric']} on the clients' own data at round {found['clients_evaluated']}: {means}")
+    if found["devices"]:
+        listed = ", ".join(f"{about['name']} ({about['group']})" for about in found["devices"])
+        say(f"{len(found['devices'])} devices: {listed}")
+    if found["last_missing"]:
+        print_missing(found)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods."""
+    from anysize.methods import methods as known
+
+    print_list(known(), as_json)
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the models."""
+    from anysize.models import models as known
+
+    print_list(known(), as_json)
+
+
+@app.command()
+def datasets(as_json: AsJson = False) -> None:
+    """List the data sets."""
+    from anysize.data import datasets as known
+
+    print_list(known(), as_json)
+
+
+@app.command()
+def demo(
+    out_: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("runs/demo"),
+) -> None:
+    """Train FLANC across 20 devices of four sizes on handwritten digits, and export two of the networks."""
+    from anysize.export.formats import export as write
+    from anysize.export.formats import onnx_needs
+
+    file = Path(str(files("anysize") / "demo.toml"))
+    out.print("20 devices of four sizes learn handwritten digits together; nobody shares an image.\n")
+    made = _run(file, [], out_, resume=False, overwrite=True)
+    out.print()
+    if (missing := onnx_needs()) is not None:
+        say(f"no ONNX files: {missing}")
+        return
+    for label in ("0.25", "1.0"):
+        path = out_ / f"net-{label}.onnx"
+        with err.status(f"exporting {path}"):
+            done = write(made.customize(label), path, made.experiment.signature, {"size": label})
+        say(f"{path}: {bytes_text(done.size_bytes)}, checked in onnxruntime: outputs within {done.difference:.1g}")
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends in one or two lines and exit code 2."""
+    quick_start()
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        code = app(args=arguments, standalone_mode=False) or 0
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except _ParserError as error:
+        error.show()
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        saved = arguments[:1] in (["run"], ["compare"], ["demo"])
+        again = "the same command" if arguments[:1] == ["compare"] else "--resume"
+        err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
+        code = interrupts.exit_code()
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, code = _verdict(error)
+        err.print(f"error: {message}", style="red", markup=False)
+    gc.freeze()  # all of it ends with the process: nobody has to look for what could be freed
+    sys.exit(code)
+
+
+def _verdict(error: Exception) -> tuple[str, int]:
+    """What to say about an error, and the exit code: 2 for what the user can mend, 1 for a fault of ours."""
+    if isinstance(error, AnysizeError):
+        return str(error), 2
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 2
+    if isinstance(error, MemoryError):
+        return "out of memory; lower training.batch_size, evaluation.batch_size or the largest capacity", 2
+    reason = str(error).split("\n", 1)[0]
+    return f"{type(error).__name__}: {reason} (a fault of anysize; --debug shows where)", 1
+
+
+def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
+    from anysize.config.files import load
+    from anysize.experiment.experiment import Experiment
+
+    return Experiment.from_config(load(file, overrides))
+
+
+def _pool(config: ExperimentConfig) -> AbstractContextManager[WorkerPool | None]:
+    """The worker processes of an experiment that has such: started now, they load PyTorch while this process does."""
+    from anysize.engines.workers.pool import WorkerPool
+
+    return WorkerPool(config.engine.workers) if config.engine.name == "processes" else nullcontext()
+
+
+def _run(
+    file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool, profile: bool = False
+) -> Run:
+    from anysize.config.files import load
+
+    config = load(file, overrides)
+    with _pool(config) as pool:
+        from anysize.experiment.experiment import Experiment
+        from anysize.report import write
+        from anysize.report.tables import times
+        from anysize.runs.runner import run as run_experiment
+
+        experiment = Experiment.from_config(config)
+        began = time.perf_counter()
+        options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "profile": profile, "pool": pool}
+        with bars() as progress:
+            watch = Watch(progress, config.rounds)
+            made = run_experiment(experiment, out=directory, on_event=watch, **options)
+        seconds = time.perf_counter() - began
+    print_summary(made)
+    say(f"\n{times(made.round - watch.before, 'round')} in {seconds:.0f} s; the run is in {made.directory}")
+    say(f"the report: {write(made.directory)}")
+    return made
+
+
+def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: bool, overwrite: bool) -> None:
+    from anysize.config.files import load
+    from anysize.deploy.submit import submit
+
+    config = load(file, [*overrides, "engine.name=flower"])
+    began = time.perf_counter()
+    with bars() as progress:
+        watch = Watch(progress, config.rounds)
+        directory = submit(config, superlink, resume=resume, overwrite=overwrite, on_event=watch)
+    seconds = time.perf_counter() - began
+    say(f"{config.rounds} rounds, this time in {seconds:.0f} s; on the server the run is in {directory}")
+
+
+class _WatchAll:
+    """Shows the events of several runs, a bar for each."""
+
+    def __init__(self, progress: Progress, rounds: int) -> None:
+        self._progress = progress
+        self._rounds = rounds
+        self._watches: dict[str, Watch] = {}
+
+    def __call__(self, name: str, event: Mapping[str, Any]) -> None:
+        if event["event"] == "finished before":
+            err.print(f"{name}: finished before", markup=False)
+            return
+        if name not in self._watches:
+            self._watches[name] = Watch(self._progress, self._rounds, f"{name}: round")
+        self._watches[name](event)

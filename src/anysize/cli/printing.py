@@ -1,0 +1,131 @@
+"""What the command line prints, and where."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from anysize.runs.progress import by_size
+
+if TYPE_CHECKING:
+    from anysize.runs.run import Run
+
+_WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
+
+
+out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
+
+
+def print_missing(found: Mapping[str, Any]) -> None:
+    """How often devices were missing, and who was at last."""
+    last = found["last_missing"]
+    names = {about["client"]: f"{about['name']}, " for about in found["devices"]}
+    say(f"{found['missing']} answers missing so far; at round {last['round']}:")
+    for entry in last["missing"]:
+        say(f"  {names.get(entry['client'], '')}client {entry['client']} ({entry['task']}): {entry['why']}")
+    if found["void"]:
+        say(f"rounds that changed nothing, since too few answered: {', '.join(map(str, found['void']))}")
+
+
+def ways_lines(groups: list[dict[str, Any]]) -> list[str]:
+    """A line per group that computes some layers in a way of their own: which layers, and how."""
+    lines = []
+    for group in groups:
+        by_way: dict[str, list[str]] = {}
+        for layer, way in group["ways"].items():
+            by_way.setdefault(way, []).append(layer)
+        if by_way:
+            text = "; ".join(f"{way} {', '.join(layers)}" for way, layers in sorted(by_way.items()))
+            lines.append(f"Ways, {group['name']}: {text}.")
+    return ["", *lines] if lines else []
+
+
+def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
+    """The look-up table, best first."""
+    table = Table("what could be trained", box=None, header_style="bold")
+    for column in ("proxy accuracy", "parameters", "MACs", "non-zero", "activations", "bytes", "step"):
+        table.add_column(column, justify="right")
+    for entry in entries:
+        cost = entry["cost"]
+        cells = [f"{entry['accuracy']:.4f}", f"{cost['parameters']:,.0f}", count_text(cost["macs"])]
+        cells += [count_text(cost["nonzero_macs"]), bytes_text(cost["activation_bytes"]), bytes_text(cost["bytes"])]
+        table.add_row(shape_text(entry), *cells, f"{cost['latency_ms']:.1f} ms" if "latency_ms" in cost else "")
+    out.print(table)
+    say("")
+
+
+def shape_text(size: Mapping[str, Any]) -> str:
+    """A size in words: its width, and depth and mask where it has them."""
+    parts = [f"{size['width']:g}"] if size["width"] != 1 or size["depth"] is None else []
+    parts += [f"depth {size['depth']}"] if size["depth"] is not None else []
+    return ", ".join([*parts, *([f"mask {size['mask']:g}"] if size["mask"] else [])])
+
+
+def print_attacked(metric: str, attack: str, attacked: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The metric on clean and on attacked samples, a line for each size and level of robustness."""
+    table = Table("size", "robustness", f"{metric}, clean", f"under {attack}", box=None, header_style="bold")
+    for label, rows in attacked.items():
+        for row in rows:
+            level = "-" if row["robustness"] is None else f"{row['robustness']:g}"
+            table.add_row(escape(label), level, f"{row['standard']:.4f}", f"{row['robust']:.4f}")
+    out.print(table)
+
+
+def print_summary(made: Run) -> None:
+    history = made.history
+    metric = made.experiment.task.metric
+    final: Mapping[str, float] = next((event[metric] for event in reversed(history) if metric in event), {})
+    table = Table("size", box=None, header_style="bold")
+    for column in ("parameters", "MACs", "bytes per round", metric):
+        table.add_column(column, justify="right")
+    for size in made.sizes:
+        cost = made.cost(size)
+        value = f"{final[size.label]:.4f}" if size.label in final else "-"
+        table.add_row(escape(size.label), f"{cost.parameters:,}", count_text(cost.macs), bytes_text(cost.bytes), value)
+    out.print(table)
+    judged: Mapping[str, Any] = next(
+        (event["client_metrics"] for event in reversed(history) if "client_metrics" in event), {}
+    )
+    if judged:
+        means = by_size({group: values["mean"] for group, values in judged.items()})
+        out.print(f"\nmean {metric} of the clients on their own held-out shares: {escape(means)}")
+
+
+def print_list(known: Sequence[tuple[str, str]], as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": name, "summary": summary} for name, summary in known])
+        return
+    width = max(len(name) for name, _ in known)
+    for name, summary in known:
+        out.print(f"[bold]{escape(name.ljust(width))}[/]  {escape(summary)}")
+
+
+def say(text: str) -> None:
+    """Prints text that may hold a user's names: no sign in it is taken for a style."""
+    out.print(text, markup=False)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def bytes_text(amount: float) -> str:
+    return _scaled(amount, ("B", "kB", "MB", "GB", "TB"))
+
+
+def count_text(amount: float) -> str:
+    return _scaled(amount, ("", "K", "M", "G", "T"))
+
+
+def _scaled(amount: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if amount < 1000:
+            return f"{amount:.0f} {unit}".strip() if unit == units[0] else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} {units[-1]}"

@@ -1,0 +1,39 @@
+"""How a process computes: with one thread, and memory that it holds."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One intra-op thread inside: the number of threads changes the last bits of a convolution."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of glibc's malloc.h
+_KEEP_BYTES = 1 << 30
+
+
+def hold_memory() -> None:
+    """Lets the allocator reuse large blocks: otherwise every large tensor is mapped, zeroed and unmapped anew.
+
+    Evaluating the full `small-cnn` on Fashion-MNIST in batches of 500 takes half the time with it. Only glibc has
+    this setting; elsewhere nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_MMAP_MAX, 0)
+        library.mallopt(_TRIM_THRESHOLD, _KEEP_BYTES)

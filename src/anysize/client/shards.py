@@ -1,0 +1,166 @@
+"""Judging a state in pieces: one size on one stretch of the test set is an shard, which any process can sit.
+
+How the test set is cut is a function of the experiment alone, and sums of the pieces are added in one order: so the
+metrics are the same bits whoever measured which piece.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.client.accelerators import place
+from anysize.client.batches import batches
+from anysize.client.metrics import measured
+from anysize.data import Part
+from anysize.elastic.fast import answering
+from anysize.elastic.norm import Statistics, attach
+from anysize.methods.base import Method, Mixture
+from anysize.methods.context import Context
+from anysize.methods.size import Size
+from anysize.rng import generator
+from anysize.tasks import Sums
+from anysize.wire import Json, Tensors, flatten, restore
+
+_PIECE = 1000  # samples in an shard, at least: few enough that workers end together
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One size, and the batches of the test set on which it is measured: `first` up to but not including `last`."""
+
+    size: Size
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged: a state, and the batch-norm statistics that are not in it, by size label or member name."""
+
+    state: Any
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+
+    def to_wire(self) -> tuple[Tensors, Json] | None:
+        """As named tensors and JSON for another process, or None where the state's class has no name to find it by."""
+        kind = type(self.state)
+        if not _has_name(kind):
+            return None
+        state, note = flatten(self.state)
+        tensors = {f"state/{name}": tensor for name, tensor in state.items()}
+        for place_, statistics in enumerate(self.statistics.values()):
+            tensors |= {f"statistics/{place_}/{name}": tensor for name, tensor in statistics.tensors().items()}
+        about = {"kind": [kind.__module__, kind.__qualname__], "note": note, "labels": list(self.statistics)}
+        return tensors, about
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], about: Json) -> Subject:
+        """The subject that `to_wire` described."""
+        module, name = about["kind"]
+        kind = attrgetter(name)(importlib.import_module(module))
+        statistics = {
+            label: Statistics.of(_under(tensors, f"statistics/{place_}/"))
+            for place_, label in enumerate(about["labels"])
+        }
+        return cls(restore(kind, _under(tensors, "state/"), about["note"]), statistics)
+
+
+class Evaluator:
+    """Measures sizes of one subject after another on one part of data."""
+
+    def __init__(self, context: Context, method: Method[Any], part: Part, batch_size: int) -> None:
+        self._context = context.for_client()  # a state and a template must do: so it is the same in every process
+        self._method = method
+        self._part = part
+        # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
+        self._batches = batches(torch.randperm(len(part), generator=generator("test order")), batch_size)
+        self._ready: tuple[Subject, Size, nn.Module] | None = None
+
+    def shards(self, sizes: Sequence[Size]) -> list[Shard]:
+        """Every size on every stretch of the part, largest sizes first, so that workers end together."""
+        lengths = [len(batch) for batch in self._batches]
+        return [Shard(size, first, last) for size in reversed(sizes) for first, last in stretches(lengths, _PIECE)]
+
+    def sit(self, subject: Subject, shard: Shard) -> Sums:
+        """The sums of the task's metrics of one shard."""
+        network = self._network(subject, shard.size)
+        return measured(self._context, network, self._part, self._batches[shard.first : shard.last])
+
+    def forget(self) -> None:
+        """Frees the network of the last shard."""
+        self._ready = None
+
+    def _network(self, subject: Subject, size: Size) -> nn.Module:
+        if self._ready is None or self._ready[0] is not subject or self._ready[1] != size:
+            self._ready = None  # the one before is freed first
+            network = answering(finished(self._context, self._method, subject.state, size, subject.statistics))
+            self._ready = (subject, size, place(network, self._context.device))
+        return self._ready[2]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A subject, and all shards by which it is judged."""
+
+    subject: Subject
+    evaluator: Evaluator
+    part: Part
+    batch_size: int
+    shards: Sequence[Shard]
+
+    def here(self) -> Iterator[Sums]:
+        """The sums of each shard, in order, measured in this process."""
+        return (self.evaluator.sit(self.subject, shard) for shard in self.shards)
+
+
+def finished(
+    context: Context, method: Method[Any], state: Any, size: Size, statistics: Mapping[str, Statistics]
+) -> nn.Module:
+    """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
+    network = method.customize(context, state, size)
+    own = statistics_of(context, method, state, size, statistics)
+    if own is not None and method.levels(context) is None:
+        attach(network, own)
+    return network.eval()
+
+
+def statistics_of(
+    context: Context, method: Method[Any], state: Any, size: Size, known: Mapping[str, Statistics]
+) -> Statistics | None:
+    """The batch-norm statistics of a size: of a mixture those of its members, else its own; None if unknown."""
+    members = method.members(context, state, size) if isinstance(method, Mixture) else []
+    if members and all(name in known for name in members):
+        return Statistics.joined([known[name] for name in members])
+    return known.get(size.label)
+
+
+def stretches(lengths: Sequence[int], least: int) -> list[tuple[int, int]]:
+    """Consecutive ranges of batches of at least `least` samples each, but for the last.
+
+    >>> stretches([4, 4, 4, 4, 1], 6)
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    found, first, samples = [], 0, 0
+    for position, length in enumerate(lengths, start=1):
+        samples += length
+        if samples >= least or position == len(lengths):
+            found.append((first, position))
+            first, samples = position, 0
+    return found
+
+
+def _has_name(kind: type) -> bool:
+    """Whether another process finds the class by its module and name."""
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        return False
+    return attrgetter(kind.__qualname__)(importlib.import_module(kind.__module__)) is kind
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,217 @@
+"""The client's side: train, calibrate, evaluate. One loop for all methods.
+
+Each of the three jobs takes a sub-model and a share of data and gives an update, so that an engine needs to know
+one message shape only. What happens depends on the message and the data alone: the same bits come out wherever it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.client.accelerators import place
+from anysize.client.batches import batches, draw, local_batches, names_of
+from anysize.client.metrics import EVALUATION_BATCH, measure
+from anysize.client.networks import built, load_into
+from anysize.client.objectives import make_attack, make_distillation, make_objective, proximal
+from anysize.client.optimizer import make_optimizer, take_step
+from anysize.data import Part, Share
+from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
+from anysize.elastic.skeleton import named_tensors
+from anysize.errors import DataError, MethodError
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import SubModel, Update
+from anysize.methods.training import Step
+from anysize.rng import derive, generator
+from anysize.tasks import label_set
+from anysize.wire import Json, Tensors
+
+STATISTICS = "statistics/"
+
+
+def perform(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor] | None = None
+) -> Update:
+    """Does what the ticket asks: "train", "calibrate" or "evaluate"; "echo" sends back what came, to time an engine.
+
+    Args:
+        context: what server and client both know.
+        method: the method.
+        sub_model: what the server sent.
+        share: the client's own data.
+        kept: tensors that stayed with this client at its last turn.
+    """
+    task = {"train": train, "calibrate": calibrate, "evaluate": evaluate, "echo": echo}[sub_model.ticket["task"]]
+    with global_seed(derive(*names_of(sub_model), "layers")):
+        return task(context, method, sub_model, share, kept or {})
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """A seed for the global generator, from which layers such as dropout draw; afterwards it is as it was.
+
+    `torch.manual_seed` would do, but it also prepares for devices that are not there, which takes two milliseconds.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def train(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
+    """The update after local training."""
+    module = built(context, method, sub_model)
+    local = local_names(context, module)
+    own = fitting(module, local, kept)
+    load_into(module, own)
+    module.train()
+    training, tricks = context.training, context.tricks
+    optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
+    momentum = method.momentum_buffers(module)
+    for parameter, buffer in momentum.items():
+        optimizer.state[parameter]["momentum_buffer"].copy_(buffer)
+    received = as_received(context, module, sub_model, own)
+    classes = held_classes(context, share.train)
+    held = None if classes is None else classes.to(context.device)
+    attacks = generator(*names_of(sub_model), "attack")
+    objective = make_objective(context.task, tricks, held, attacks, context.axes.classifier)
+    distillation = make_distillation(context.task, tricks, held)
+    attack = make_attack(tricks, attacks)
+    choices = generator(*names_of(sub_model), "step")
+    loss_sum, seen = torch.zeros((), device=context.device), 0
+    for number, batch in enumerate(local_batches(context, sub_model, share.train)):
+        loss = method.loss(module, batch, Step(number, choices, received, objective, distillation, attack=attack))
+        if tricks.proximal:
+            loss = loss + proximal(module, received, tricks)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if training.clip is not None:
+            for group in optimizer.param_groups:
+                nn.utils.clip_grad_norm_(group["params"], training.clip)
+        take_step(optimizer)
+        loss_sum += loss.detach() * len(batch.y)
+        seen += len(batch.y)
+    for parameter, buffer in momentum.items():
+        buffer.copy_(optimizer.state[parameter]["momentum_buffer"])
+    told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
+    update = method.pack(module, sub_model)
+    # The module trains the next client too, so what leaves it gets memory of its own.
+    tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
+    keep = {name: tensors.pop(name) for name in local}
+    return Update(tensors, update.ticket | told, keep)
+
+
+def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: float, classes: Tensor | None) -> Json:
+    """What a client tells of its training besides the tensors; an error if its loss is no number any more."""
+    if not math.isfinite(mean_loss):
+        raise MethodError(
+            f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
+            "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
+        )
+    # Label sets leave a client only where the chosen tricks need them, and the experiment allows it.
+    wanted = context.tricks.classwise_head and "labels" in context.tells
+    held = classes.int().tolist() if classes is not None and wanted else None
+    return {"samples": samples if "samples" in context.tells else None, "loss": mean_loss, "classes": held}
+
+
+def calibrate(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
+    """Statistics of what enters each batch-norm, over the client's training data; forward only.
+
+    A message without statistics is a first pass: the network normalises by its batches. With statistics it is a
+    further one: the network normalises by them, so that what enters a layer no longer depends on who shares a batch.
+    """
+    module = with_fixed_statistics(context, method, sub_model)
+    order = torch.randperm(len(share.train), generator=generator(*names_of(sub_model), "calibrate"))
+    order = order[: sub_model.ticket.get("calibration_samples")]
+    fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
+    drawn = (draw(share.train, i) for i in batches(order, EVALUATION_BATCH if fixed else context.training.batch_size))
+    found = collect(module, (batch.x.to(context.device) for batch in drawn))
+    if len(order) == 1:  # it stood twice in its batch
+        found = replace(found, counts=tuple(count / 2 for count in found.counts))
+    if "samples" not in context.tells:  # values per sample, which the network knows: so every client counts alike
+        found = replace(found, counts=tuple(count / len(order) for count in found.counts))
+    return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, dict(sub_model.ticket))
+
+
+def evaluate(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
+    """Sums and counts of the metrics on the client's own held-out share."""
+    if share.held_out is None:
+        raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
+    module = with_fixed_statistics(context, method, sub_model)
+    load_into(module, fitting(module, local_names(context, module), kept))
+    sums = measure(context, module, share.held_out, sub_model.ticket.get("batch_size", EVALUATION_BATCH))
+    count = len(share.held_out)
+    if "samples" in context.tells:
+        return Update({}, sub_model.ticket | {"sums": sums, "samples": count})
+    means = {name: value / count for name, value in sums.items()}  # so every client counts alike
+    return Update({}, sub_model.ticket | {"sums": means, "samples": None})
+
+
+def echo(
+    context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
+) -> Update:
+    """What came, unchanged."""
+    return Update(sub_model.tensors, sub_model.ticket)
+
+
+def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
+    """The built network, with the batch-norm statistics that came with the message attached, if any did."""
+    plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(STATISTICS)}
+    sent = {n.removeprefix(STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(STATISTICS)}
+    module = built(context, method, replace(sub_model, tensors=plain), fixed=bool(sent))
+    return place(attach(module, Statistics.of(sent)), context.device) if sent else module
+
+
+def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
+    """The sub-model with batch-norm statistics, for `calibrate` and `evaluate`."""
+    named = {STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
+    return replace(sub_model, tensors={**sub_model.tensors, **named})
+
+
+def as_received(
+    context: Context, module: nn.Module, sub_model: SubModel, kept: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """The module's tensors before training: the message's own where it has them by the module's names, else copies."""
+    arrived = {**sub_model.tensors, **kept}
+    if all(name in arrived for name, _ in module.named_parameters()):
+        return {name: tensor.to(context.device) for name, tensor in arrived.items()}
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def held_classes(context: Context, part: Part) -> Tensor | None:
+    """A boolean per class, those in the client's training data; None where the task has no classes."""
+    labels = part.labels()
+    if context.task.class_axis is None or context.classes is None or labels.is_floating_point():
+        return None
+    return label_set(labels, context.classes)
+
+
+def local_names(context: Context, module: nn.Module) -> list[str]:
+    """Names of the tensors that never leave the client."""
+    return list(norm_tensors(module)) if context.tricks.batch_norm == "local" else []
+
+
+def fitting(module: nn.Module, names: Collection[str], kept: Mapping[str, Tensor]) -> Tensors:
+    """Those of the kept tensors that fit the module; a client whose capacity changed starts its norm layers anew."""
+    shapes = {name: tensor.shape for name, tensor in named_tensors(module)}
+    return {name: kept[name] for name in names if name in kept and kept[name].shape == shapes[name]}
+
+
+def needs_calibration(context: Context) -> bool:
+    """Whether a finished network still needs batch-norm statistics."""
+    return context.tricks.batch_norm in ("batch", "calibrated") and bool(batch_norms(context.template))

@@ -1,0 +1,38 @@
+"""The experiment file: TOML in, the complete TOML out. An unknown key is an error that names the nearest match."""
+
+from anysize.config.devices import BudgetConfig, DevicesConfig, GroupConfig
+from anysize.config.files import changes, dumps, from_dict, load, loads, parse
+from anysize.config.tables import (
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ExperimentConfig,
+    MethodConfig,
+    ModelConfig,
+    TaskConfig,
+    TrainingConfig,
+    TricksConfig,
+)
+from anysize.config.toml import differences
+
+__all__ = [
+    "BudgetConfig",
+    "DataConfig",
+    "DevicesConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "ExperimentConfig",
+    "GroupConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "TaskConfig",
+    "TrainingConfig",
+    "TricksConfig",
+    "changes",
+    "differences",
+    "dumps",
+    "from_dict",
+    "load",
+    "loads",
+    "parse",
+]

@@ -1,0 +1,384 @@
+"""The [devices] table."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from anysize.config.table import PROBLEMS, Table, raise_problems
+from anysize.config.values import (
+    UNITS,
+    Count,
+    Name,
+    Part,
+    Positive,
+    Probability,
+    Rate,
+    distinct,
+    not_empty,
+    number,
+    shares,
+)
+from anysize.errors import unknown
+
+NEEDS_LABELS = (
+    'it needs to know which classes every device has; set devices.share = ["labels"], or tricks.classwise_head = false'
+)
+"""Why a class-wise trick is refused on a fleet."""
+
+
+class BudgetConfig(Table):
+    """What a device can afford, in units; at least one.
+
+    >>> BudgetConfig(activation_bytes=64_000_000).activation_bytes
+    64000000.0
+    """
+
+    table: ClassVar[str] = "devices.groups.budget"
+    parameters: Positive | None = None
+    """Parameters that the device trains and sends."""
+    macs: Positive | None = None
+    """Multiply-adds of one forward pass of one sample."""
+    training_macs: Positive | None = None
+    """Multiply-adds of one training step, per sample."""
+    activation_bytes: Positive | None = None
+    """Memory of what a training step keeps for its backward pass."""
+    bytes: Positive | None = None
+    """Bytes on the wire in one round, down and up together."""
+    inference_bytes: Positive | None = None
+    """Tensors of the finished network as it ships, batch-norm statistics included."""
+    latency_ms: Positive | None = None
+    """Time of one training step, as measured when the method's table was made; only for methods with a table."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if all(getattr(self, unit) is None for unit in UNITS):
+            raise ValueError(f"must limit at least one of {', '.join(UNITS)}")
+        return self
+
+
+class GroupConfig(Table):
+    """Devices of one kind.
+
+    >>> GroupConfig(name="board", clients=30, capacity=0.25).capacity
+    0.25
+    """
+
+    table: ClassVar[str] = "devices.groups"
+    name: Name
+    """What the group is called in tables and reports."""
+    clients: Count | None = None
+    """How many clients are of this kind; one group may leave it out and gets the rest."""
+    fraction: Part | None = None
+    """Which part of the clients is of this kind, in place of a count."""
+    capacity: Part | None = None
+    """The part of the full model that the device can train."""
+    budget: BudgetConfig | None = None
+    """What the device can afford, in units, in place of a capacity."""
+    depth: Count | None = None
+    """How many blocks of every stage the device trains, in place of a capacity or beside a budget."""
+    macs_per_second: Positive | None = None
+    """Compute speed, for virtual time."""
+    bytes_per_second: Positive | None = None
+    """Bandwidth each way, for virtual time."""
+    bytes_per_second_up: Positive | None = None
+    """Bandwidth to the server."""
+    bytes_per_second_down: Positive | None = None
+    """Bandwidth from the server."""
+    available: Part | None = None
+    """Probability that such a device can take part in a round."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.capacity is None) == (self.budget is None and self.depth is None):
+            raise ValueError(
+                "must have a capacity or a budget, one of the two; a depth goes in place of either, or with a budget"
+            )
+        if self.clients is not None and self.fraction is not None:
+            raise ValueError("must have clients (a count) or fraction, not both")
+        if self.bytes_per_second is not None and (self.bytes_per_second_up or self.bytes_per_second_down):
+            raise ValueError("must have bytes_per_second, or bytes_per_second_up and _down, not both")
+        return self
+
+
+class DistributionConfig(Table):
+    """The numbers of a distribution of capacities; each distribution has its own and refuses the others'.
+
+    >>> DistributionConfig(sigma=0.3).sigma
+    0.3
+    """
+
+    table: ClassVar[str] = "devices.distribution_options"
+    divisors: (
+        Annotated[
+            tuple[Annotated[float, number(lambda value: value >= 1, "at least 1")], ...],
+            Field(strict=False),
+            AfterValidator(not_empty),
+        ]
+        | None
+    ) = None
+    """exponential: equal groups of clients have width 1 / divisor; [1, 1, 2, 4] is a richer fleet."""
+    step: Part | None = None
+    """step: equal groups of clients have widths step, 2 step, ... up to 1."""
+    median: Positive | None = None
+    """log-normal: half of the clients can afford at least this."""
+    sigma: Positive | None = None
+    """log-normal: the standard deviation of the capacity's logarithm."""
+    share: Annotated[float, number(lambda value: 0 < value < 1, "above 0 and below 1")] | None = None
+    """two-type: the part of the clients that is of the strong type A."""
+    strong: Part | None = None
+    """two-type: the capacity of type A."""
+    weak: Part | None = None
+    """two-type: the capacity of type B."""
+
+
+_DISTRIBUTION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "exponential": {"divisors": (1.0, 2.0, 4.0, 8.0)},
+    "step": {"step": 0.25},
+    "log-normal": {"median": 0.45, "sigma": 0.4},
+    "two-type": {"share": 0.25, "strong": 1.0, "weak": 0.25},
+}
+
+
+_DISTRIBUTION_CAPACITIES: Mapping[str, tuple[float, ...]] = {
+    "exponential": (1.0, 0.5, 0.25, 0.125),
+    "step": (0.25, 0.5, 0.75, 1.0),
+    "log-normal": (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),
+    "two-type": (1.0, 0.25),
+}
+
+
+class DevicesConfig(Table):
+    """What the clients can afford, and who takes part in a round.
+
+    Either `capacities` (with `fractions`, or a `distribution`), or `groups` with names, written in the file
+    or read from a CSV `file`. The CSV's rows become `groups`, so that the complete file needs no CSV.
+
+    >>> DevicesConfig().capacities
+    (0.25, 0.5, 0.75, 1.0)
+    >>> DevicesConfig(distribution="two-type").capacities
+    (1.0, 0.25)
+    """
+
+    table: ClassVar[str] = "devices"
+    capacities: (
+        Annotated[
+            tuple[Part, ...],
+            Field(strict=False),
+            AfterValidator(not_empty),
+            AfterValidator(distinct),
+        ]
+        | None
+    ) = None
+    """The sizes that devices can train; absent: those of the distribution, or 0.25, 0.5, 0.75, 1.0."""
+    fractions: Annotated[tuple[Part, ...], Field(strict=False), AfterValidator(shares)] | None = None
+    """The part of the clients that has each capacity; absent: equal parts."""
+    capacity_of: Literal["width", "parameters", "macs", "activation_bytes", "bytes"] = "width"
+    """What a capacity is a fraction of."""
+    redraw: Literal["never", "round"] = "never"
+    """Whether a client keeps its capacity or gets a new one every round."""
+    cover: bool = False
+    """With redraw = "round": draw again until every capacity occurs among the participants."""
+    participation: Part | None = None
+    """The part of the clients that takes part in a round; 1.0 unless clients_per_round is given."""
+    clients_per_round: Count | Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """How many clients take part in a round; a list: how many of each capacity or group, as listed."""
+    assignment: Literal["random", "order", "group"] = "random"
+    """Which client has which capacity: shuffled, in blocks as listed, or by its data's group."""
+    distribution: Literal["exponential", "step", "log-normal", "two-type"] | None = None
+    """Where the fractions come from, in place of `fractions`."""
+    distribution_options: DistributionConfig | None = None
+    """The numbers of the distribution; those left out are filled in."""
+    macs_per_second: Rate = None
+    """Compute speed: one for all, or a list parallel to capacities."""
+    bytes_per_second: Rate = None
+    """Bandwidth each way: one for all, or a list parallel to capacities."""
+    bytes_per_second_up: Rate = None
+    """Bandwidth to the server: one for all, or a list parallel to capacities."""
+    bytes_per_second_down: Rate = None
+    """Bandwidth from the server: one for all, or a list parallel to capacities."""
+    available: Probability = 1.0
+    """Probability that a device can take part in a round: one for all, or a list parallel to capacities."""
+    share: Annotated[tuple[Literal["samples", "labels"], ...], Field(strict=False), AfterValidator(distinct)] = ()
+    """With data.name = "devices": what a device may tell of its data, its number of samples or which classes it has."""
+    file: Name | None = None
+    """A CSV file of groups, relative to the experiment file; read at once and replaced by `groups`."""
+    groups: Annotated[tuple[GroupConfig, ...], Field(strict=False)] = ()
+    """Kinds of devices by name, in place of capacities."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any, info: ValidationInfo) -> Any:
+        """The table with its file read and the defaults that depend on other keys filled in."""
+        if not isinstance(given, dict):
+            return given
+        table = dict(given)
+        if isinstance(table.get("file"), str) and not table.get("groups"):
+            folder = (info.context or {}).get("folder") or Path()
+            table["groups"] = read_groups(folder / table.pop("file"))
+        if table.get("participation") is None and table.get("clients_per_round") is None:
+            table["participation"] = 1.0
+        distribution = str(table.get("distribution"))
+        if distribution in _DISTRIBUTION_DEFAULTS:
+            options = table.get("distribution_options")
+            if isinstance(options, DistributionConfig):
+                options = options.model_dump(exclude_none=True)
+            if options is None or isinstance(options, dict):
+                table["distribution_options"] = {**_DISTRIBUTION_DEFAULTS[distribution], **(options or {})}
+        if table.get("capacities") is None and not table.get("groups"):
+            table["capacities"] = _DISTRIBUTION_CAPACITIES.get(distribution, (0.25, 0.5, 0.75, 1.0))
+        return table
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        raise_problems([*self._source_problems(), *self._list_problems(), *self._choice_problems()])
+        return self
+
+    def _source_problems(self) -> Iterator[str]:
+        if self.groups:
+            if self.file is not None:
+                yield "devices.file: given together with devices.groups; give one of the two"
+            for key in ("capacities", "fractions", "distribution"):
+                if getattr(self, key) is not None:
+                    yield f"devices.{key}: given together with devices.groups; give one of the two"
+            yield from _group_problems(self.groups)
+        if self.distribution is not None and self.fractions is not None:
+            yield "devices.fractions: given together with devices.distribution; give one of the two"
+        yield from self._distribution_problems()
+
+    def _distribution_problems(self) -> Iterator[str]:
+        if self.distribution_options is None:
+            return
+        if self.distribution is None:
+            yield "devices.distribution_options: given without devices.distribution; give that too"
+            return
+        given = self.distribution_options.model_dump(exclude_none=True)
+        allowed = _DISTRIBUTION_DEFAULTS[self.distribution]
+        for key in sorted(set(given) - set(allowed)):
+            yield (
+                f'devices.distribution_options.{key}: distribution = "{self.distribution}" does not use it; '
+                f"it uses {', '.join(allowed)}"
+            )
+        if given.get("weak", 0.0) >= given.get("strong", 2.0):
+            yield "devices.distribution_options.weak: must be smaller than strong"
+
+    def _list_problems(self) -> Iterator[str]:
+        count = len(self.capacities or ())
+        rates = ("macs_per_second", "bytes_per_second", "bytes_per_second_up", "bytes_per_second_down")
+        for key in ("fractions", *rates, "available"):
+            values = getattr(self, key)
+            if not isinstance(values, tuple) or len(values) == count or (self.groups and key == "fractions"):
+                continue
+            if self.groups:
+                yield f"devices.{key}: a list goes with capacities; with groups, give it in each group"
+            else:
+                yield (
+                    f"devices.{key}: given {len(values)} values for {count} capacities; "
+                    "give one for each, in the same order"
+                )
+
+    def _choice_problems(self) -> Iterator[str]:
+        if self.participation is not None and self.clients_per_round is not None:
+            yield "devices.participation: given together with devices.clients_per_round; give one of the two"
+        if self.bytes_per_second is not None and (self.bytes_per_second_up or self.bytes_per_second_down):
+            yield "devices.bytes_per_second: given together with bytes_per_second_up or _down; give one kind"
+        if isinstance(self.clients_per_round, tuple):
+            yield from self._per_group_problems(self.clients_per_round)
+        if self.cover and self.redraw != "round":
+            yield 'devices.cover: needs redraw = "round"; capacities that never change cannot be drawn again'
+        if self.assignment != "group":
+            return
+        sized = any(group.clients is not None or group.fraction is not None for group in self.groups)
+        if sized or self.fractions is not None or self.distribution is not None:
+            yield (
+                'devices.assignment: "group" gives every client the capacity of its data group; '
+                "leave out fractions, distribution and the groups' clients"
+            )
+        if self.redraw == "round":
+            yield 'devices.assignment: "group" needs redraw = "never"'
+
+    def _per_group_problems(self, counts: Sequence[int]) -> Iterator[str]:
+        kinds = len(self.groups or self.capacities or ())
+        if len(counts) != kinds:
+            yield f"devices.clients_per_round: given {len(counts)} counts for {kinds} groups; give one for each"
+        if self.redraw == "round":
+            yield 'devices.clients_per_round: a count for each group needs redraw = "never"'
+
+
+def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
+    """What is wrong between groups that are each right by themselves."""
+    names = [group.name for group in groups]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"devices.groups: the name '{name}' occurs {names.count(name)} times; names must differ"
+    labels = {repr(group.capacity) for group in groups if group.capacity is not None}
+    for name in sorted({group.name for group in groups if group.capacity is None} & labels):
+        yield f"devices.groups: '{name}' is a budget's group and also a capacity; give the group another name"
+    counted = [group for group in groups if group.clients is not None]
+    parts = [group.fraction for group in groups if group.fraction is not None]
+    if counted and parts:
+        yield "devices.groups: some have clients and some fraction; give all of them the same"
+    elif parts and len(parts) < len(groups):
+        yield f"devices.groups: {len(parts)} of {len(groups)} have a fraction; give it to all or to none"
+    elif parts and not math.isclose(math.fsum(parts), 1.0, abs_tol=1e-6):
+        yield f"devices.groups: their fractions must sum to 1; these sum to {math.fsum(parts):g}"
+    elif counted and len(counted) < len(groups) - 1:
+        yield (
+            f"devices.groups: {len(counted)} of {len(groups)} have clients; "
+            "at most one may leave it out, and gets the rest"
+        )
+
+
+def read_groups(path: Path) -> list[dict[str, Any]]:
+    """The device groups of a CSV file, one a row, as the experiment file would have them.
+
+    The columns are the keys of `[[devices.groups]]`, the units of a budget among them; an empty cell is a key
+    left out.
+    """
+    allowed = [key for key in GroupConfig.model_fields if key != "budget"]
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, skipinitialspace=True, strict=True)
+            columns = [column.strip() for column in reader.fieldnames or ()]
+            reader.fieldnames = columns
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PydanticCustomError(
+            PROBLEMS, "{lines}", {"lines": f"devices.file: {path} cannot be read as CSV: {reason}"}
+        ) from None
+    wrong = [column for column in columns if column not in (*allowed, *UNITS)]
+    problems = [f"devices.file: {path}: {unknown('column', column, (*allowed, *UNITS))}" for column in wrong]
+    problems += [
+        f"devices.file: {path}: row {number} has more cells than there are columns"
+        for number, row in enumerate(rows, start=2)
+        if None in row
+    ]
+    if not rows:
+        problems.append(f"devices.file: {path} has no rows; give a line of column names and a line per group")
+    raise_problems(problems)
+    return [_group_of_row(row) for row in rows]
+
+
+def _group_of_row(row: Mapping[str, str | None]) -> dict[str, Any]:
+    """One row's group, with numbers as numbers and the units gathered in a budget."""
+    cells = {key: cell.strip() for key, cell in row.items() if cell is not None and cell.strip()}
+    values = {key: cell if key == "name" else _cell(cell) for key, cell in cells.items()}
+    budget = {key: value for key, value in values.items() if key in UNITS}
+    group = {key: value for key, value in values.items() if key not in UNITS}
+    return {**group, "budget": budget} if budget else group
+
+
+def _cell(text: str) -> int | float | str:
+    """The number in a cell, or the text where there is none."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

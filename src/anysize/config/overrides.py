@@ -1,0 +1,116 @@
+"""Changes to an experiment file from the command line: key=value."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# An override replaces what excludes it: `--set training.local_steps=10` on a file that has local_epochs.
+_DISPLACES: Mapping[str, tuple[str, ...]] = {
+    "training.local_steps": ("training.local_epochs",),
+    "training.local_epochs": ("training.local_steps",),
+    "devices.participation": ("devices.clients_per_round",),
+    "devices.clients_per_round": ("devices.participation",),
+    "devices.distribution": ("devices.distribution_options", "devices.fractions"),
+    "devices.fractions": ("devices.distribution_options", "devices.distribution"),
+    "data.split=iid": ("data.classes_per_client", "data.alpha"),
+    "data.split=natural": ("data.classes_per_client", "data.alpha"),
+    "data.split=classes": ("data.alpha",),
+    "data.split=dirichlet": ("data.classes_per_client",),
+}
+
+
+def overridden(tables: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A copy of the tables with the overrides put in, and what was wrong with the overrides."""
+    merged: dict[str, Any] = copy.deepcopy(dict(tables))
+    changes: dict[tuple[str, ...], Any] = {}
+    problems: list[str] = []
+    for text in overrides:
+        try:
+            key, value = _assignment(text)
+        except ValueError as error:
+            problems.append(str(error))
+        else:
+            changes[key] = value
+    for key in _displaced(merged, changes):
+        merged[key[0]].pop(key[1], None)
+    for key, value in changes.items():
+        problem = _put(merged, key, value)
+        problems.extend([problem] if problem else [])
+    return merged, problems
+
+
+def _displaced(tables: Mapping[str, Any], changes: Mapping[tuple[str, ...], Any]) -> set[tuple[str, ...]]:
+    """The keys of the file that the changes exclude."""
+    displaced: set[tuple[str, ...]] = set()
+    for key, value in changes.items():
+        dotted = ".".join(key)
+        excluded = _DISPLACES.get(dotted, ()) + _DISPLACES.get(f"{dotted}={value}", ())
+        displaced |= {tuple(name.split(".")) for name in excluded}
+    method = tables.get("method")
+    if isinstance(method, dict) and changes.get(("method", "name"), method.get("name")) != method.get("name"):
+        displaced |= {("method", option) for option in method}  # one method's options mean nothing to another
+    return {key for key in displaced if isinstance(tables.get(key[0]), dict)}
+
+
+def _assignment(text: str) -> tuple[tuple[str, ...], Any]:
+    """The key's parts and the value of one `key=value`; the value is TOML, or a bare word."""
+    key_text, equals, value_text = text.partition("=")
+    example = "such as training.learning_rate=0.1"
+    if not equals or not key_text.strip() or not value_text.strip():
+        raise ValueError(f"override {text!r}: must be key=value, {example}")
+    try:
+        node = tomllib.loads(f"{key_text} = 0")
+    except tomllib.TOMLDecodeError:
+        raise ValueError(f"override {text!r}: {key_text!r} is not a dotted key, {example}") from None
+    parts: list[str] = []
+    branch: Any = node
+    while isinstance(branch, dict):
+        parts.extend(branch)
+        branch = branch[parts[-1]]
+    return tuple(parts), _override_value(value_text.strip(), text)
+
+
+def _override_value(value: str, text: str) -> Any:
+    """The TOML value of an override, or the words themselves where they are not TOML."""
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError as error:
+        if value[0] in "[{\"'" or "\n" in value:
+            raise ValueError(f"override {text!r}: the value is not valid TOML: {error}") from None
+        return value
+    if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time):
+        return value
+    return parsed["value"]
+
+
+def _put(tables: dict[str, Any], key: tuple[str, ...], value: Any) -> str | None:
+    """Sets a nested key; a sentence saying why where that cannot be done."""
+    node: Any = tables
+    for depth, part in enumerate(key[:-1]):
+        below = ".".join(key[: depth + 1])
+        if isinstance(node, list):
+            place = _place(part, node)
+            if place is None:
+                return f"override {'.'.join(key)}: {below} does not exist; there are {len(node)} entries, from 0"
+            node = node[place]
+        else:
+            node = node.setdefault(part, {})
+        if not isinstance(node, dict | list):
+            return f"override {'.'.join(key)}: {below} is a value, not a table"
+    if isinstance(node, list):
+        place = _place(key[-1], node)
+        if place is None:
+            return f"override {'.'.join(key)}: there are {len(node)} entries, from 0"
+        node[place] = value
+    else:
+        node[key[-1]] = value
+    return None
+
+
+def _place(text: str, entries: Sequence[Any]) -> int | None:
+    """The place in a list that a key's part names, or None."""
+    return int(text) if text.isdecimal() and int(text) < len(entries) else None

@@ -1,0 +1,153 @@
+"""Values of an experiment file: what each kind allows, and how a mistake is told."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes", "latency_ms")
+"""What a device's budget may limit."""
+
+
+_Item = TypeVar("_Item")
+
+
+def number(allowed: Callable[[float], bool], words: str) -> AfterValidator:
+    """A check that a number is allowed; `words` completes the sentence "must be ..."."""
+
+    def check(value: float) -> float:
+        if not allowed(value):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return AfterValidator(check)
+
+
+def distinct(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """The values, none of which occurs twice."""
+    repeated = sorted({str(value) for value in values if values.count(value) > 1})
+    if repeated:
+        raise ValueError(f"must name each value once; {', '.join(repeated)} occurs more than once")
+    return values
+
+
+def shares(values: tuple[float, ...]) -> tuple[float, ...]:
+    """The values, which sum to 1."""
+    if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-6):
+        raise ValueError(f"must sum to 1; these sum to {math.fsum(values):g}")
+    return values
+
+
+def not_empty(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """The values, of which there is at least one."""
+    if not values:
+        raise ValueError("must hold at least one value")
+    return values
+
+
+def folder_name(text: str) -> str:
+    """The text, which can be the name of a folder."""
+    if not text.strip() or text in (".", "..") or re.search(r'[/\\:*?"<>|\x00-\x1f\x7f]', text):
+        raise ValueError('must be usable as a folder name: not empty, none of / \\ : * ? " < > |')
+    return text
+
+
+def _not_blank(text: str) -> str:
+    """The text, which says something."""
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+def plain(value: Any, key: str) -> Any:
+    """The value as TOML can hold it, tuples as lists; a `ValueError` naming the key otherwise."""
+    if isinstance(value, Mapping):
+        return {_plain_key(name, key): plain(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{key}[{place}]") for place, item in enumerate(value)]
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"must hold numbers; {key} is not a number (nan)")
+    if type(value) not in (bool, int, float, str):
+        advice = "leave it out instead" if value is None else "write a string, a number, a list or a table"
+        raise ValueError(f"must hold what TOML can hold; {key} is a {type(value).__name__}: {advice}")
+    return value
+
+
+def _plain_key(name: object, key: str) -> str:
+    """The name of an entry, which is a string."""
+    if not isinstance(name, str):
+        raise ValueError(f"must have strings as keys; {key} has {name!r}")
+    return name
+
+
+def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the table as TOML can hold it."""
+    return {_plain_key(name, "it"): plain(value, str(name)) for name, value in table.items()}
+
+
+def _one_or_list(allowed: Callable[[float], bool], words: str) -> PlainValidator:
+    """A check for a number, or a list of numbers parallel to `capacities`."""
+
+    def check(value: Any) -> float | tuple[float, ...] | None:
+        if value is None:
+            return None
+        several = isinstance(value, list | tuple)
+        numbers = list(value) if several else [value]
+        if not numbers or not all(_is_number(number) and allowed(number) for number in numbers):
+            raise ValueError(f"must be a number {words}, or a list of such numbers")
+        return tuple(float(number) for number in numbers) if several else float(value)
+
+    return PlainValidator(check)
+
+
+def _is_number(value: object) -> bool:
+    """Whether the value is a finite number, and not a bool in a number's place."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_above_zero: tuple[Callable[[float], bool], str] = (lambda value: value > 0, "above 0")
+
+
+_unit_interval: tuple[Callable[[float], bool], str] = (lambda value: 0 < value <= 1, "above 0 and at most 1")
+
+
+Name = Annotated[str, AfterValidator(_not_blank)]
+
+
+Count = Annotated[int, number(lambda value: value >= 1, "at least 1")]
+
+
+Positive = Annotated[float, number(*_above_zero)]
+
+
+NotNegative = Annotated[float, number(lambda value: value >= 0, "at least 0")]
+
+
+Part = Annotated[float, number(*_unit_interval)]
+
+
+UpToOne = Annotated[float, number(lambda value: 0 <= value <= 1, "at least 0 and at most 1")]
+
+
+BelowOne = Annotated[float, number(lambda value: 0 <= value < 1, "at least 0 and below 1")]
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_plain_table)]
+
+
+Names = Annotated[tuple[Name, ...], Field(strict=False)]
+
+
+Rate = Annotated[float | tuple[float, ...] | None, _one_or_list(*_above_zero)]
+
+
+Probability = Annotated[float | tuple[float, ...] | None, _one_or_list(*_unit_interval)]
+
+
+def within(key: str, table: str) -> bool:
+    """Whether a dotted key is another, or below it."""
+    return key == table or key.startswith((f"{table}.", f"{table}["))

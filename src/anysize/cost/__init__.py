@@ -1,0 +1,1 @@
+"""What a size costs. Nothing else computes a cost."""

@@ -1,0 +1,322 @@
+"""What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. Nothing else computes a cost.
+
+Everything is counted on the meta device, from the very messages and networks that clients get, by torch's counter (see
+`operations`) and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same
+way.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from anysize.client.objectives import make_attack, make_distillation, make_objective, proximal
+from anysize.client.work import needs_calibration
+from anysize.cost.operations import counter
+from anysize.cost.recurrence import FewSteps
+from anysize.elastic.fast import fast, layout
+from anysize.elastic.norm import attach, collect, norm_tensors
+from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.elastic.tracing.forward import unread_masks, without_data
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.size import Size
+from anysize.methods.training import Batch, Step
+from anysize.wire import size_bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one size.
+
+    Attributes:
+        parameters: what a client trains and sends.
+        macs: multiply-adds of one forward pass of the finished network, per sample, zeros included: a dense
+            multiplication takes its time whatever the numbers are.
+        nonzero_macs: those of them whose weight is not zero, which only hardware for sparse networks saves.
+        training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size; the
+            mean where the method draws a network for every batch.
+        activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch
+            size; the most where the method draws.
+        bytes_down: the message to a client in a round.
+        bytes_up: the message back.
+        inference_bytes: parameters and buffers of the finished network as it ships, batch-norm statistics included.
+    """
+
+    parameters: int
+    macs: int
+    training_macs: int
+    activation_bytes: int
+    bytes_down: int
+    bytes_up: int
+    inference_bytes: int
+    nonzero_macs: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Both messages of a round."""
+        return self.bytes_down + self.bytes_up
+
+    def units(self) -> dict[str, float]:
+        """Every unit that a budget can name."""
+        return {**asdict(self), "bytes": self.bytes}
+
+
+def measure(context: Context, method: Method[Any], state: Any, size: Size, example: Batch) -> Cost:
+    """The cost of a client of that size.
+
+    Args:
+        context: the server's.
+        method: the method.
+        state: any state of it.
+        size: of the client.
+        example: a batch of the training batch size, real or meta; only its shapes and types matter.
+    """
+    client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
+    message = method.extract(context, state, client)
+    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    finished = method.customize(context, state, trained(method, context, size))
+    network, x = hollow(finished, constants=False), example.x.to("meta")
+    macs, by_layer = forward_macs(network, x), layer_macs(network, x)
+    return Cost(
+        **training_cost(context, method, message, example),
+        macs=macs,
+        inference_bytes=shipped_bytes(context, network),
+        nonzero_macs=macs - sum(zero_macs(part, by_layer.get(p, 0)) for p, part in finished.named_modules()),
+    )
+
+
+def training_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, int]:
+    """What a client that is sent a sub-model to train can tell of its cost, by the names of `Cost`."""
+    meta = on_meta(sub_model)
+    module, answer = answered(context, method, meta)
+    batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
+    training, held = training_step(context, method, module, batch)
+    return {
+        "parameters": method.parameters(module, meta),
+        "training_macs": training // len(batch.x),
+        "activation_bytes": held,
+        "bytes_down": size_bytes(meta.tensors, meta.ticket),
+        "bytes_up": size_bytes(answer.tensors, answer.ticket | _measured(context)),
+    }
+
+
+def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Update]:
+    """The network that a client trains, and what it sends back of it, both on the meta device."""
+    module = layout(hollow(method.build(context, meta), constants=False))
+    stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
+    packed = method.pack(module, meta)
+    sent = {name: tensor for name, tensor in packed.tensors.items() if name not in stays}
+    return module, replace(packed, tensors=sent)
+
+
+def on_meta(sub_model: SubModel) -> SubModel:
+    """The sub-model without its numbers."""
+    return replace(sub_model, tensors={name: tensor.to("meta") for name, tensor in sub_model.tensors.items()})
+
+
+def own_bytes(network: nn.Module) -> int:
+    """The bytes of a network's parameters and buffers.
+
+    >>> own_bytes(nn.Linear(2, 3))
+    36
+    """
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(network))
+
+
+def shipped_bytes(context: Context, network: nn.Module) -> int:
+    """The bytes of a finished network's tensors as they are shipped.
+
+    A network that normalises by the batch while it is trained gets fixed statistics before it is shipped, so that it
+    then is as large as one that tracked them.
+    """
+    if needs_calibration(context):
+        network = attach(hollow(network), collect(network, []))
+    return own_bytes(network)
+
+
+def trained(method: Method[Any], context: Context, size: Size) -> Size:
+    """The largest size of the method that is not above `size`: what a device of that size runs in the end."""
+    fitting = [s for s in method.sizes(context) if s.width <= size.width]
+    exact = [s for s in fitting if s.label == size.label]
+    return (exact or fitting or list(method.sizes(context)[:1]))[-1]
+
+
+def forward_macs(network: nn.Module, x: Tensor) -> int:
+    """Multiply-adds of one forward pass per sample of `x`."""
+    network.eval()
+    with without_data(), torch.no_grad():
+        return _count(lambda: network(x), network)[0] // len(x)
+
+
+def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
+    """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
+    network.eval()
+    with counter() as found, without_data(), torch.no_grad():
+        network(x)
+    own = type(network).__name__  # the counter's names begin with the type of the module that was called
+    counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
+    return {name.removeprefix(f"{own}."): count for name, count in counts.items() if name.startswith(f"{own}.")}
+
+
+def zero_macs(layer: nn.Module, macs: int) -> int:
+    """Those of a layer's multiply-adds whose weight is zero; of modules without a weight of their own, none.
+
+    >>> zero_macs(nn.ReLU(), 8)
+    0
+    """
+    weight = layer._parameters.get("weight")
+    if weight is None or weight.dim() < 2 or weight.is_meta:
+        return 0
+    return round(macs * (1 - int(weight.count_nonzero()) / weight.numel()))
+
+
+def step_latency_ms(context: Context, method: Method[Any], message: SubModel, example: Batch, steps: int = 5) -> float:
+    """The median time of a training step of the very network that a client builds, on this machine, one thread."""
+    module = layout(method.build(context, message))
+    batch = Batch(fast(torch.zeros_like(example.x, device="cpu")), torch.zeros_like(example.y, device="cpu"))
+    times = []
+    for _ in range(steps + 1):  # the first one warms up
+        began = time.perf_counter()
+        training_step(context, method, module, batch)
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times[1:])
+
+
+def training_step(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
+    """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass.
+
+    Of a method that draws at every step all choices are counted: the mean of the first, the most of the second.
+    """
+    module.train()
+    choices = _Choices()
+    found = [_one_step(context, method, module, batch, choices)]
+    while choices.taken + 1 < choices.count:
+        choices.taken += 1
+        found.append(_one_step(context, method, module, batch, choices))
+    return sum(macs for macs, _ in found) // len(found), max(held for _, held in found)
+
+
+def _one_step(
+    context: Context, method: Method[Any], module: nn.Module, batch: Batch, choices: Callable[[int], int]
+) -> tuple[int, int]:
+    objective = make_objective(context.task, context.tricks, None, classifier=context.axes.classifier)
+    distillation = make_distillation(context.task, context.tricks, None)
+    attack = make_attack(context.tricks, torch.Generator())
+    received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    step = Step(0, torch.Generator(), received, objective, distillation, choices, attack)
+
+    def work() -> None:
+        loss = method.loss(module, batch, step)
+        if context.tricks.proximal:
+            loss = loss + proximal(module, received, context.tricks)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    with unread_masks(), _OnMeta(module) if batch.x.is_meta else nullcontext():
+        return _count(work, module)
+
+
+class _OnMeta:
+    """While entered, what a module makes in its forward is on the meta device; what a method makes around it is not."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._depth = 0
+        self._device = torch.device("meta")
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        for part in self._module.modules():
+            self._handles.append(part.register_forward_pre_hook(self._begin))
+            self._handles.append(part.register_forward_hook(self._end, always_call=True))
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, part: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._depth == 0:
+            self._device.__enter__()
+        self._depth += 1
+
+    def _end(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._device.__exit__(None, None, None)
+
+
+def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
+    """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations."""
+
+    def counted(work: Callable[[], object]) -> tuple[int, int]:
+        with counter() as found, HeldBytes(module) as held:
+            work()
+        return int(found.get_total_flops()), held.total
+
+    with FewSteps() as few:
+        operations, held = counted(work)
+    more, longer = few.left_out(counted)
+    return (operations + more) // 2, held + longer
+
+
+class _Choices:
+    """Takes the choice that it is told to, and remembers among how many."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.count = 1
+
+    def __call__(self, count: int) -> int:
+        self.count = count
+        return self.taken
+
+
+class HeldBytes:
+    """Counts the distinct storages that autograd saves for the backward pass, parameters and buffers excepted."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._own = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
+        self._held: dict[int, Tensor] = {}  # keeps the tensors alive, so that no address is counted twice
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage()._cdata
+        if address not in self._own:
+            self._held[address] = tensor
+        return tensor
+
+    @property
+    def total(self) -> int:
+        """Bytes held."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._held.values())
+
+    def __enter__(self) -> HeldBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+
+def first_fitting(
+    sizes: Iterable[Size],
+    fits: Callable[[Mapping[str, float]], bool],
+    units: Callable[[Size], Mapping[str, float]],
+) -> Size | None:
+    """The first of `sizes`, which are given best first, whose cost fits, or None."""
+    return next((size for size in sizes if fits(units(size))), None)
+
+
+def _measured(context: Context) -> dict[str, Any]:
+    """What a client adds to its ticket, at its usual length."""
+    classes = [1] * context.classes if context.tricks.classwise_head and context.classes is not None else None
+    return {"samples": 1000 if "samples" in context.tells else None, "loss": 0.123456789, "classes": classes}

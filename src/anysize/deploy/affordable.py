@@ -1,0 +1,223 @@
+"""What a device can afford: a capacity or a budget as costs, which a message is held against.
+
+A capacity is a fraction, and what it is a fraction of is the experiment's to say; a method may narrow channels, take
+kernels, bases or blocks away. So what a message costs does not follow from a width. One rule holds for all: a capacity
+or a budget allows some of the sizes that the experiment trains, and a message is affordable if in no unit it costs more
+than the costliest of these costs as the method makes it.
+
+A device finds these costs for itself, before it has seen a weight: the method makes its state and sub-models on the
+meta device, where tensors have shapes alone. Nothing is allocated, and of what a server says only the experiment is
+used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from anysize.client.work import STATISTICS
+from anysize.cost.count import answered, forward_macs, measure, on_meta, own_bytes, shipped_bytes, training_cost
+from anysize.cost.memory import training_bytes
+from anysize.deploy.device_file import Limits
+from anysize.elastic.norm import batch_norms
+from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.errors import AnysizeError, MethodError
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel
+from anysize.methods.size import Size
+from anysize.methods.training import Batch
+from anysize.wire import flatten, restore
+
+_SLACK = 1e-9  # 0.3 of 10 parameters is 3.0000000000000004 of them
+_VOLATILE = ("client", "round", "seed", "rate")
+REMEMBERED = 256
+"""Kinds of messages whose form or cost is remembered."""
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye)
+
+
+class Costs:
+    """What the sizes of an experiment cost, and which of them a device can afford.
+
+    Args:
+        context: the client's.
+        method: the method.
+        example: a batch of the training batch size; only its shapes and types matter.
+        capacity_of: what a capacity is a fraction of: "width", or a unit of a budget.
+    """
+
+    def __init__(self, context: Context, method: Method[Any], example: Batch, capacity_of: str = "width") -> None:
+        self._context = context
+        self._method = method
+        self._example = example
+        self._capacity_of = capacity_of
+        self._units: dict[tuple[Size, ...], Mapping[str, float]] = {}
+        self._states: dict[tuple[Size, ...], tuple[Context, Any]] = {}
+        self._most: dict[tuple[Limits, str], dict[str, float]] = {}
+        self._messages: dict[str, dict[str, float]] = {}
+
+    def within(self, limits: Limits, size: Size) -> bool:
+        """Whether a size is within a capacity or a budget; time, which nobody can count, is not looked at."""
+        if limits.budget is not None:
+            return limits.budget.fits({"latency_ms": 0.0, **self.units(size)})
+        if limits.capacity is None:
+            return True
+        if self._capacity_of == "width":
+            return self._method.sized(self._context, limits.capacity).holds(size)
+        full = self.units(Size(1.0), (Size(1.0),))[self._capacity_of]
+        return self.units(size)[self._capacity_of] <= limits.capacity * full + _SLACK
+
+    def most(self, limits: Limits, task: str) -> dict[str, float]:
+        """In every unit of `message_cost`, the most that a message costs of a size within the limits; empty if none is.
+
+        Args:
+            limits: the device's.
+            task: "train", or one of those that ask about the finished network.
+        """
+        if (limits, task) not in self._most:
+            sizes = [size for size in self._context.sizes if self.within(limits, size)]
+            costs = [self.of(self.message(size, task)) for size in sizes]
+            self._most[limits, task] = {unit: max(c[unit] for c in costs) for unit in (costs[0] if costs else ())}
+        return self._most[limits, task]
+
+    def of(self, sub_model: SubModel) -> dict[str, float]:
+        """The `message_cost` of a message; counted once for all of its kind."""
+        kind = kind_of(sub_model)
+        if kind not in self._messages:
+            if len(self._messages) == REMEMBERED:
+                self._messages.clear()
+            self._messages[kind] = message_cost(self._context, self._method, sub_model, self._example)
+        return self._messages[kind]
+
+    def units(self, size: Size, fleet: tuple[Size, ...] | None = None) -> Mapping[str, float]:
+        """What a client of that size costs in the units of a budget, in the experiment's fleet or in one of others."""
+        key = (size, *(self._context.sizes if fleet is None else fleet))
+        if key not in self._units:
+            context, state = self._state(key[1:])
+            self._units[key] = self._shaped(lambda: measure(context, self._method, state, size, self._example).units())
+        return self._units[key]
+
+    def message(self, size: Size, task: str) -> SubModel:
+        """What a client of that size is sent, on the meta device; of a finished network with its statistics."""
+        context, state = self._state(self._context.sizes)
+        client = Client(0, 0, size, 1, len(self._example.x), context.seed, task)
+        made = on_meta(self._shaped(lambda: self._method.extract(context, state, client)))
+        made = replace(made, ticket=made.ticket | {"task": task} | ({"rate": 0.1} if task == "train" else {}))
+        if not made.finished:
+            return made
+        forms = statistics_form(finished_network(self._context, self._method, made))
+        sent = {STATISTICS + n: torch.empty(shape, dtype=kind, device="meta") for n, (shape, kind) in forms.items()}
+        return replace(made, tensors=made.tensors | sent)
+
+    def _state(self, sizes: tuple[Size, ...]) -> tuple[Context, Any]:
+        """The context of a fleet that trains `sizes`, and the method's first state there, both of shapes alone."""
+        if sizes not in self._states:
+            start = shapes_of(named_tensors(self._context.template))
+            context = replace(self._context, sizes=sizes, initial=start)
+            state = self._shaped(lambda: self._method.init(context))
+            tensors, note = flatten(state)
+            self._states[sizes] = context, restore(type(state), shapes_of(tensors.items()), note)
+        return self._states[sizes]
+
+    def _shaped(self, work: Callable[[], Any]) -> Any:
+        """What `work` of the method gives, of shapes alone."""
+        try:
+            with OnlyShapes():
+                return work()
+        except AnysizeError:
+            raise
+        except Exception as error:  # a method may be anybody's
+            name, what = type(self._method).__name__, f"{type(error).__name__}: {error}"
+            raise MethodError(
+                f"{name} cannot say what its sizes cost before there are weights ({what}); see the law "
+                "costs_need_no_weights of anysize.testing.check_method"
+            ) from error
+
+
+class OnlyShapes(TorchFunctionMode):
+    """While entered, tensors of numbers are made on the meta device; whole numbers, which are indices, stay real.
+
+    >>> with OnlyShapes():
+    ...     torch.randn(2, 3, generator=torch.Generator()).is_meta, torch.arange(3).is_meta
+    (True, False)
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        kind = given.get("dtype")
+        made = function in _MAKERS and (kind is None or kind.is_floating_point)
+        if made:
+            given["device"] = "meta"
+        if made or any(isinstance(value, Tensor) and value.is_meta for value in args):
+            given.pop("generator", None)  # the meta device draws nothing
+        return function(*args, **given)
+
+
+def shapes_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors on the meta device, by name.
+
+    >>> shapes_of([("w", torch.ones(2))])["w"].is_meta
+    True
+    """
+    return {name: tensor.detach().to("meta") for name, tensor in tensors}
+
+
+def kind_of(sub_model: SubModel) -> str:
+    """What the form and the cost of a message depend on: its shapes, and its ticket but for whom and when."""
+    asked = {key: value for key, value in sub_model.ticket.items() if key not in _VOLATILE}
+    shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in sorted(sub_model.tensors.items())]
+    return json.dumps([asked, shapes], sort_keys=True)
+
+
+def message_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, float]:
+    """What a message costs the client that receives it, as far as a client can tell.
+
+    Of a training message that is what a step takes; of any other what the finished network takes. Memory is that of the
+    message, of the network with its gradients, optimizer and copies, and of what a step holds.
+    """
+    meta = on_meta(replace(sub_model, tensors=without_statistics(sub_model.tensors)))
+    payload = _bytes(sub_model.tensors)
+    if sub_model.finished:
+        network = finished_network(context, method, meta)
+        own = own_bytes(network)
+        macs = forward_macs(network, example.x.to("meta"))
+        shipped = shipped_bytes(context, network)
+        return {"macs": macs, "inference_bytes": shipped, "tensor_bytes": payload, "memory_bytes": payload + 2 * own}
+    cost = training_cost(context, method, meta, example)
+    module, answer = answered(context, method, meta)
+    return {
+        "parameters": cost["parameters"],
+        "training_macs": cost["training_macs"],
+        "activation_bytes": cost["activation_bytes"],
+        "tensor_bytes": payload + _bytes(answer.tensors),
+        "memory_bytes": payload + training_bytes(context.training, own_bytes(module), cost["activation_bytes"]),
+    }
+
+
+def finished_network(context: Context, method: Method[Any], meta: SubModel) -> nn.Module:
+    """The network that a client asks about its data, on the meta device."""
+    return hollow(method.build(context, replace(meta, tensors=without_statistics(meta.tensors))), constants=False)
+
+
+def statistics_form(network: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """The shape and type of each tensor of a network's batch-norm statistics, by its name."""
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for place, norm in enumerate(batch_norms(network)):
+        shapes[f"{place}.mean"] = shapes[f"{place}.variance"] = ((norm.num_features,), torch.float32)
+        shapes[f"{place}.count"] = ((), torch.float64)
+    return shapes
+
+
+def without_statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a message without the batch-norm statistics that came with it."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(STATISTICS)}
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,276 @@
+"""`anysize deploy init DIR`: everything that a fleet needs, in one folder.
+
+experiment.toml          what is learned
+fleet.toml               where the server listens
+certificates/            the authority's and the server's; their private keys stay on the server
+devices/NAME/            all that one device needs: copy it there
+app/                     the Flower app, for `flwr run`
+flower/                  FLWR_HOME of the server: names the SuperLink for `flwr`
+systemd/                 units as examples
+runs/, logs/, state.db   made while it runs
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anysize import config as configs
+from anysize.config import toml as config_toml
+from anysize.config.tables import ExperimentConfig
+from anysize.devices.fleet import open_fleet
+from anysize.errors import ConfigError
+from anysize.wire import Json
+
+if TYPE_CHECKING:
+    from anysize.deploy.control import Address
+
+EXPERIMENT, FLEET, README = "experiment.toml", "fleet.toml", "README.md"
+CERTIFICATES, DEVICES, APP, FLOWER, SYSTEMD = "certificates", "devices", "app", "flower", "systemd"
+RUNS, LOGS, DATABASE = "runs", "logs", "state.db"
+AUTHORITY, DEVICE, KEY, PUBLIC_KEY = "authority.crt", "device.toml", "key", "key.pub"
+EXAMPLE = "anysize.deploy.example:digits"
+NAME = "fleet"
+"""What Flower calls the SuperLink of a fleet's folder."""
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825  # some clients refuse server certificates that are good for longer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `anysize deploy init` is asked for.
+
+    Attributes:
+        experiment: text of the experiment file.
+        devices: their names, each with its capacity or budget as in device.toml.
+        hosts: names and addresses under which devices reach the server, the first of them in each device.toml.
+        port: on which it listens.
+        data: "package.module:function" that gives a device its own data.
+        options: its keyword arguments.
+    """
+
+    experiment: str
+    devices: Mapping[str, Json]
+    hosts: Sequence[str]
+    port: int
+    data: str
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What fleet.toml says: the address to listen on, the port, and the host under which devices know the server."""
+
+    listen: str
+    port: int
+    host: str
+
+
+def planned(
+    file: Path | None,
+    devices: Mapping[str, Json] | int | None,
+    hosts: Sequence[str],
+    port: int,
+    data: str | None,
+) -> Plan:
+    """A plan with the defaults filled in: the example experiment, a device of each of its sizes, this machine."""
+    text = _template(EXPERIMENT, least="1") if file is None else _experiment_text(file)
+    config = configs.loads(text)
+    if not config.own_data:
+        raise ConfigError(
+            f'{file}: data.name is "{config.data.name}"; on a fleet each device has its own data: set data.name = '
+            '"devices", with model.input and task.classes'
+        )
+    kinds = _kinds(config)
+    if devices is None or isinstance(devices, int):
+        count = len(kinds) if devices is None else devices
+        devices = {f"device-{place}": kinds[place % len(kinds)] for place in range(count)}
+    if file is None:
+        text = _template(EXPERIMENT, least=str(max(1, len(devices) // 2)))
+    options: Json = {"devices": sorted(devices)} if data is None else {}
+    return Plan(text, devices, list(hosts) or ["127.0.0.1"], port, data or EXAMPLE, options)
+
+
+def named(pairs: Sequence[str]) -> dict[str, Json]:
+    """Devices as the command line gives them.
+
+    >>> named(["cam=0.25", "van=1"])
+    {'cam': {'capacity': 0.25}, 'van': {'capacity': 1.0}}
+    """
+    found: dict[str, Json] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        try:
+            capacity = float(text)
+        except ValueError:
+            raise ConfigError(f"device {pair!r}: write NAME=CAPACITY, for example cam=0.25") from None
+        if not 0 < capacity <= 1 or name in found:
+            raise ConfigError(f"device {pair!r}: a capacity is above 0 and at most 1, and a name occurs once")
+        found[name] = {"capacity": capacity}
+    return found
+
+
+def extend(home: Path, devices: Mapping[str, Json], data: str | None) -> None:
+    """Adds devices to a fleet's folder; what is there stays as it is."""
+    fleet = read(home)
+    text = _experiment_text(home / EXPERIMENT)
+    names = sorted({*device_keys(home), *devices})
+    options: Json = {"devices": names} if data is None else {}
+    add_devices(home, Plan(text, devices, [fleet.host], fleet.port, data or EXAMPLE, options))
+
+
+def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
+    """Writes the folder. Certificates and keys that are there stay, unless it may overwrite them.
+
+    So a second call with more devices adds those; nothing that a device already has stops working.
+    """
+    from anysize.deploy import certificates as made
+
+    wrong = [f"device name {name!r}: requests, digits, - _ . only" for name in plan.devices if not _is_name(name)]
+    wrong += [f"host {host!r}: a name or an address without port and prefix" for host in made.wrong_hosts(plan.hosts)]
+    wrong += [] if 0 < plan.port < 65536 else [f"port {plan.port}: must be between 1 and 65535"]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    taken = [name for name in (EXPERIMENT, FLEET, CERTIFICATES) if (home / name).exists()]
+    if home.is_file() or (not taken and home.is_dir() and any(home.iterdir())):
+        raise ConfigError(f"{home} is not a fleet's folder and not empty; choose another")
+    if taken and not overwrite:
+        raise ConfigError(
+            f"{home} already holds a fleet; replace it, keys and all, with --overwrite, or add devices with `anysize "
+            f"deploy add {home} NAME=CAPACITY`"
+        )
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.chmod(0o700)  # it holds private keys
+    _text(home / EXPERIMENT, plan.experiment)
+    _write_certificates(home / CERTIFICATES, list(dict.fromkeys([*plan.hosts, *_LOOPBACK])))
+    outside = any(host not in _LOOPBACK for host in plan.hosts)
+    listen = "0.0.0.0" if outside else "127.0.0.1"
+    _text(home / FLEET, f"listen = {json.dumps(listen)}\nport = {plan.port}\nhost = {json.dumps(plan.hosts[0])}\n")
+    shutil.rmtree(home / DEVICES, ignore_errors=True)
+    add_devices(home, plan)
+    write_app(home / APP)
+    write_connection(home, address(home, plan.port, insecure=False))
+    command = str(Path(sys.executable).parent / "anysize")
+    for name in ("server", "device@"):
+        unit = _template(f"{name}.service", home=str(home.resolve()), command=command)
+        _text(home / SYSTEMD / f"anysize-{name}.service", unit)
+    _text(home / README, _template(README, home=str(home), server=f"{plan.hosts[0]}:{plan.port}"))
+    _text(home / ".gitignore", "*\n")  # private keys do not belong into a repository
+
+
+def add_devices(home: Path, plan: Plan) -> None:
+    """Writes the folder of each device: its file, its key, the authority's certificate, the experiment."""
+    from anysize.deploy.certificates import device_key, write_private
+
+    for name, can in plan.devices.items():
+        folder = home / DEVICES / name
+        if (folder / KEY).exists():
+            raise ConfigError(f"{folder} exists already; delete it to give the device a new key")
+        folder.mkdir(parents=True, mode=0o700)
+        pair = device_key()
+        write_private(folder / KEY, pair.private)
+        (folder / PUBLIC_KEY).write_bytes(pair.public)
+        shutil.copyfile(home / CERTIFICATES / AUTHORITY, folder / AUTHORITY)
+        _text(folder / EXPERIMENT, plan.experiment)
+        _text(folder / DEVICE, device_text(name, can, plan))
+
+
+def device_text(name: str, can: Json, plan: Plan) -> str:
+    """A device's file."""
+    host = f"[{plan.hosts[0]}]" if ":" in plan.hosts[0] else plan.hosts[0]
+    about: Json = {"name": name, "server": f"{host}:{plan.port}", "key": KEY, "certificate": AUTHORITY}
+    return config_toml.written(about | {"data": plan.data, "options": dict(plan.options)} | can)
+
+
+def read(home: Path) -> Fleet:
+    """What a fleet's folder says about its server."""
+    try:
+        found = tomllib.loads((home / FLEET).read_text(encoding="utf-8"))
+        return Fleet(str(found["listen"]), int(found["port"]), str(found["host"]))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{home} is not a fleet's folder ({FLEET} is missing); `anysize deploy init` makes one"
+        ) from None
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{home / FLEET} is damaged: {error}") from None
+
+
+def device_keys(home: Path) -> dict[str, Path]:
+    """The public key of each device in a fleet's folder, by its name, sorted."""
+    return {path.parent.name: path for path in sorted((home / DEVICES).glob(f"*/{PUBLIC_KEY}"))}
+
+
+def address(home: Path, port: int, insecure: bool) -> Address:
+    """Where the SuperLink of a folder is reached from its own machine."""
+    from anysize.deploy.control import Address
+
+    return Address(f"127.0.0.1:{port}", None if insecure else (home / CERTIFICATES / AUTHORITY).resolve())
+
+
+def write_connection(home: Path, place: Address) -> None:
+    """Names the SuperLink for Flower's own command: `FLWR_HOME=DIR/flower flwr run DIR/app fleet`."""
+    secure = f"root-certificates = {json.dumps(str(place.authority))}" if place.authority else "insecure = true"
+    lines = ["[superlink]", f'default = "{NAME}"', "", f"[superlink.{NAME}]", f'address = "{place.place}"', secure, ""]
+    _text(home / FLOWER / "config.toml", "\n".join(lines))
+
+
+def write_app(folder: Path) -> Path:
+    """Writes the Flower app and gives its folder."""
+    package = folder / "anysize_fleet"
+    _text(folder / "pyproject.toml", _template("pyproject.toml"))
+    _text(folder / "LICENSE", "Licensed under the Apache License, Version 2.0.\n")
+    _text(package / "__init__.py", '"""A run of anysize on a fleet; server and devices have anysize installed."""\n')
+    for side in ("server", "client"):
+        line = f"from anysize.deploy.app import {side}_app as app"
+        _text(package / f"{side}_app.py", f'"""The {side}\'s side."""\n\n{line}\n\n__all__ = ["app"]\n')
+    return folder
+
+
+def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    from anysize.deploy.certificates import authority, server_certificate, write_private
+
+    folder.mkdir(exist_ok=True, mode=0o700)
+    signer = authority("anysize fleet", _AUTHORITY_DAYS)
+    server = server_certificate(signer, hosts, _SERVER_DAYS)
+    write_private(folder / "authority.key", signer.private)
+    write_private(folder / "server.key", server.private)
+    (folder / AUTHORITY).write_bytes(signer.public)
+    (folder / "server.crt").write_bytes(server.public)
+
+
+def _experiment_text(file: Path) -> str:
+    """The text of an experiment file, which is checked."""
+    configs.load(file)
+    return file.read_text(encoding="utf-8-sig")
+
+
+def _kinds(config: ExperimentConfig) -> list[Json]:
+    """What a device of each of the experiment's sizes says that it can train, smallest first."""
+    groups = open_fleet(config.devices, config.seed).groups
+    return [{"capacity": g.capacity} if g.budget is None else {"budget": g.budget.limits()} for g in groups]
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) is not None
+
+
+def _template(file: str, **values: str) -> str:
+    """A file of `templates/` with every <<name>> replaced."""
+    text = (files("anysize.deploy") / "templates" / file).read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"<<{key}>>", value)
+    return text
+
+
+def _text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,148 @@
+"""The device's door: what a server sends, checked before any of it is allocated.
+
+A device knows what it can afford and which code it may run. It reads the sizes of a message from its header, builds
+the network on the meta device, and refuses what is too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from anysize import config as configs
+from anysize.config.tables import ExperimentConfig
+from anysize.cost.memory import available_bytes
+from anysize.deploy.affordable import Costs
+from anysize.deploy.checks import is_number, short
+from anysize.deploy.device_file import DeviceConfig, Limits
+from anysize.deploy.guard import TOLD
+from anysize.errors import AnysizeError, TrustError
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import SubModel
+from anysize.methods.size import Size
+from anysize.methods.training import Batch
+from anysize.wire import load, peek
+
+
+def refuse_upper_bounds(method: Method[Any]) -> None:
+    """Refuses a method that sends clients more than they can afford."""
+    if method.needs_simulation:
+        raise TrustError(
+            f"{type(method).__name__} with these options sends devices more than they can train, as an upper bound for "
+            "simulations; real devices refuse it"
+        )
+
+
+def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
+    """The experiment that a server tells a device of, if it names no code but what the device allows, and no files.
+
+    Raises:
+        TrustError: with all names that the device's file does not allow.
+        ConfigError: if it is no experiment at all.
+    """
+    tables = configs.parse(text, "the server's experiment")
+    devices = tables.get("devices")
+    if isinstance(devices, dict) and "file" in devices:
+        raise TrustError("the server's experiment names a file of this device (devices.file)")
+    config = configs.from_dict(tables, folder=device.folder, source="the server's experiment")
+    named = {"model": config.model.name, "method": config.method.name, "task": config.task.name}
+    foreign = [f'{kind}.name = "{name}"' for kind, name in named.items() if ":" in name and name not in device.allow]
+    if foreign:
+        raise TrustError(
+            f"the server's experiment names code that this device does not allow: {short(', '.join(foreign))}; if you "
+            "trust it, install it here and list it under allow in the device's file"
+        )
+    return config
+
+
+def accepted_sizes(told: Any) -> tuple[Size, ...]:
+    """The sizes that a server says its fleet trains, smallest first, as every method expects them.
+
+    Raises:
+        TrustError: if they are none.
+
+    >>> [size.label for size in accepted_sizes([{"width": 1.0}, {"width": 0.25}])]
+    ['0.25', '1.0']
+    """
+    try:
+        sizes = sorted((Size(**size) for size in told), key=lambda size: size.order)
+        fine = all(0 < s.width <= 1 and 0 <= s.mask < 1 and (s.depth or 1) >= 1 for s in sizes)
+    except TypeError:
+        sizes, fine = [], False
+    if not sizes or not fine:
+        raise TrustError(f"the server's sizes, {short(told)}, are none that a network can have")
+    return tuple(sizes)
+
+
+class Gate:
+    """A device's door: `gate(blob, ticket)` is the sub-model in a message, unless the device cannot afford it.
+
+    Args:
+        context: the client's.
+        method: the method.
+        example: a batch of the training batch size; only its shapes and types matter.
+        limits: what the device can afford.
+        capacity_of: what its capacity is a fraction of.
+    """
+
+    def __init__(
+        self, context: Context, method: Method[Any], example: Batch, limits: Limits, capacity_of: str = "width"
+    ) -> None:
+        self._limits = limits
+        self._costs = Costs(context, method, example, capacity_of)
+
+    def __call__(self, blob: bytes, ticket: Any) -> SubModel:
+        """The sub-model; an error that says why not, before any of its tensors has memory.
+
+        Raises:
+            TrustError: the device cannot afford it, or it is not what its ticket says.
+            CheckpointError: it is damaged.
+        """
+        reasons = list(_order_problems(ticket)) or self.refusals(SubModel(peek(blob), ticket))
+        if reasons:
+            raise TrustError(f"refused what the server sent: {'; '.join(reasons)}")
+        return SubModel(load(blob)[0], ticket)
+
+    def refusals(self, sub_model: SubModel) -> list[str]:
+        """Why the device does not take a sub-model, whose numbers it has not seen; nothing if it does."""
+        try:
+            costs = self._costs.of(sub_model)
+        except (AnysizeError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            return [f"it does not make the network that its ticket says ({short(str(error))})"]
+        over = list(self._above(costs, sub_model.ticket["task"]))
+        free = self._limits.memory_bytes or available_bytes()
+        if free is not None and costs["memory_bytes"] > free:
+            over.append(f"it takes {costs['memory_bytes']:.3g} bytes of memory, and {free:.3g} are free")
+        return over
+
+    def _above(self, costs: Mapping[str, float], task: str) -> Iterator[str]:
+        """In which units a message costs more than any size that the device's capacity or budget allows."""
+        if self._limits.capacity is None and self._limits.budget is None:
+            return
+        most = self._costs.most(self._limits, task)
+        if not most:
+            yield f"this device's {self._limits} allows none of the sizes that the experiment trains"
+            return
+        for unit, cost in costs.items():
+            if unit != "memory_bytes" and cost > most[unit]:
+                yield f"{unit} = {cost:.0f}, and this device's {self._limits} allows {most[unit]:.0f}"
+
+
+def _order_problems(ticket: Any) -> Iterator[str]:
+    """What is wrong with what a server asks for."""
+    if not isinstance(ticket, dict):
+        yield "there is no ticket"
+        return
+    if ticket.get("task") not in list(TOLD):
+        yield f"task {short(ticket.get('task'))} is none of {', '.join(TOLD)}"
+    for key in ("client", "round", "seed"):
+        if type(ticket.get(key)) is not int or ticket[key] < 0:
+            yield f"{key} = {short(ticket.get(key))} is no whole number"
+    if not is_number(ticket.get("width")) or not 0 < ticket["width"] <= 1:
+        yield f"width = {short(ticket.get('width'))} is not above 0 and at most 1"
+    if ticket.get("task") == "train" and (not is_number(ticket.get("rate")) or ticket["rate"] < 0):
+        yield f"rate = {short(ticket.get('rate'))} is no learning rate"
+    for key in ("batch_size", "calibration_samples"):
+        if ticket.get(key) is not None and (type(ticket[key]) is not int or ticket[key] < 1):
+            yield f"{key} = {short(ticket[key])} is no number of samples"

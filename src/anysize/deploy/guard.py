@@ -1,0 +1,258 @@
+"""The server's door: what devices send, checked before it can do anything.
+
+The server knows what it asked for. An answer must have the names, shapes and types that packing an untrained network
+of the same message gives, numbers that are finite and within bounds, and nothing else. What it says about itself is
+taken from the ticket that was sent, not from the one that came back. An answer that fails is an `Absence`: it costs the
+client its update. Nobody checks whether an answer is true: a device can lie within the bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anysize.config.tables import EngineConfig
+from anysize.cost.count import answered, on_meta
+from anysize.deploy.affordable import REMEMBERED, finished_network, kind_of, statistics_form, without_statistics
+from anysize.deploy.checks import is_number, short
+from anysize.elastic.norm import batch_norms
+from anysize.engines.base import Absence
+from anysize.experiment.experiment import Experiment
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.kit import finite
+from anysize.methods.messages import SubModel, Update
+
+TOLD: Mapping[str, tuple[str, ...]] = {
+    "train": ("samples", "loss", "classes"),
+    "evaluate": ("samples", "sums"),
+    "calibrate": (),
+}
+"""By task, what an answer's ticket says that the message's did not."""
+
+
+_SHOWN = 3  # problems of an answer that are named
+
+
+_LARGEST = {"mean": 1e15, "variance": 1e30, "count": 1e15}
+"""The largest statistics of a batch-norm: their squares and sums stay numbers in single precision."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an answer must look like.
+
+    Attributes:
+        tensors: the shape and type of each by its name.
+        kinds: of those that are statistics rather than parameters, which: "mean", "variance", "count".
+        keys: what the method itself adds to the ticket.
+    """
+
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
+
+
+def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
+    """The form of the answer to a message, found without its numbers by building and packing an untrained network."""
+    task = sub_model.ticket["task"]
+    if task == "evaluate":
+        return Form({})
+    meta = on_meta(replace(sub_model, tensors=without_statistics(sub_model.tensors)))
+    if task == "calibrate":
+        shapes = statistics_form(finished_network(context, method, meta))
+        return Form(shapes, {name: name.rpartition(".")[2] for name in shapes})
+    module, answer = answered(context, method, meta)
+    tensors = answer.tensors
+    storages = {_storage(buffer): "count" if not buffer.is_floating_point() else "mean" for buffer in module.buffers()}
+    storages |= {_storage(n.running_var): "variance" for n in batch_norms(module) if n.running_var is not None}
+    kinds = {name: storages[_storage(t)] for name, t in tensors.items() if _storage(t) in storages}
+    added = frozenset(answer.ticket) - frozenset(meta.ticket)
+    return Form({name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}, kinds, added)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class Guard:
+    """The server's door: `guard(sub_model, update)` is the update, cleared of what was not asked for, or an absence.
+
+    Args:
+        context: the server's.
+        method: the method.
+        options: the bounds.
+        sums: what the task sums up over held-out samples.
+    """
+
+    def __init__(self, context: Context, method: Method[Any], options: EngineConfig, sums: Collection[str]) -> None:
+        self._context = context.for_client()
+        self._method = method
+        self._options = options
+        self._sums = frozenset(sums)
+        self._forms: dict[str, Form] = {}
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Guard:
+        """The guard of an experiment."""
+        from anysize.experiment.experiment import example_sums
+
+        options = experiment.config.engine
+        return cls(experiment.context, experiment.method, options, example_sums(experiment))
+
+    def __call__(self, sub_model: SubModel, update: Update) -> Update | Absence:
+        """The update if it is what the message asked for, else who sent it and what is wrong."""
+        client, expected = int(sub_model.ticket["client"]), self.form(sub_model)
+        for problems in (
+            self._ticket_problems(sub_model, update.ticket, expected),
+            _form_problems(update.tensors, expected),
+            _number_problems(update.tensors, expected),
+            self._norm_problems(sub_model, update, expected),
+        ):
+            found = list(problems)  # each step relies on those before it
+            if found:
+                more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                return Absence(client, "; ".join(found[:_SHOWN]) + more)
+        told = {*TOLD[sub_model.ticket["task"]], *expected.keys}
+        said = {key: value for key, value in update.ticket.items() if key in told}
+        return Update(update.tensors, sub_model.ticket | said)
+
+    def form(self, sub_model: SubModel) -> Form:
+        """The form of the answer to a message; found once for all messages of one kind."""
+        kind = kind_of(sub_model)
+        if kind not in self._forms:
+            if len(self._forms) == REMEMBERED:
+                self._forms.clear()
+            self._forms[kind] = form(self._context, self._method, sub_model)
+        return self._forms[kind]
+
+    def _ticket_problems(self, sub_model: SubModel, ticket: Any, expected: Form) -> Iterator[str]:
+        if not isinstance(ticket, dict):
+            yield "sent no ticket"
+            return
+        sent = json.loads(json.dumps(sub_model.ticket))  # as it arrived
+        told = TOLD[sent["task"]]
+        for key, value in sent.items():
+            if key not in ticket:
+                yield f"sent a ticket without {key}"
+            elif not _same(ticket[key], value):
+                yield f"sent a ticket with {key} = {short(ticket[key])}, expected {short(value)}"
+        for key in sorted(set(map(str, ticket)) - set(sent) - set(told) - expected.keys):
+            yield f"sent a ticket with {short(key)}, which nobody asked for"
+        checks = {"samples": self._samples, "loss": _loss, "classes": self._classes, "sums": self._metrics}
+        for key in told:
+            yield from checks[key](ticket.get(key))
+
+    def _samples(self, samples: Any) -> Iterator[str]:
+        most = self._options.max_samples
+        if "samples" not in self._context.tells:
+            if samples is not None:
+                yield "sent its number of samples, which nobody may ask for (devices.share)"
+        elif type(samples) is not int or not 0 < samples <= most:
+            yield f"sent samples = {short(samples)}, expected a whole number from 1 to {most} (engine.max_samples)"
+
+    def _classes(self, classes: Any) -> Iterator[str]:
+        known = self._context.classes
+        wanted = self._context.tricks.classwise_head and "labels" in self._context.tells and known is not None
+        if not wanted:
+            if classes is not None:
+                yield "sent which classes it has, which nobody may ask for (devices.share)"
+        elif not isinstance(classes, list) or len(classes) != known or not _bits(classes):
+            yield f"sent classes = {short(classes)}, expected a 0 or 1 for each of the {known} classes, and a 1"
+
+    def _metrics(self, sums: Any) -> Iterator[str]:
+        if not isinstance(sums, dict) or set(sums) != self._sums:
+            yield f"sent sums {short(sums)}, expected {', '.join(sorted(self._sums))}"
+            return
+        wrong = [f"{key} = {short(value)}" for key, value in sums.items() if not is_number(value)]
+        count = sums.get("count")
+        if wrong or (count is not None and not 0 < count <= 1e15):
+            yield f"sent sums with {', '.join(wrong) or f'count = {short(count)}'}, expected finite numbers"
+        elif count is not None and not 0 <= sums.get("correct", 0) <= count:
+            yield f"sent {sums['correct']:g} correct answers of {count:g}"
+        elif not self._judgeable(sums):
+            yield f"sent sums {short(sums)}, from which no metrics follow"
+
+    def _judgeable(self, sums: dict[str, float]) -> bool:
+        """Whether the task's metrics of these sums are numbers; its code may be anybody's."""
+        try:
+            return all(is_number(value) for value in self._context.task.metrics(sums).values())
+        except (ArithmeticError, ValueError, TypeError, KeyError):
+            return False
+
+    def _norm_problems(self, sub_model: SubModel, update: Update, expected: Form) -> Iterator[str]:
+        """Whether the parameters moved further than allowed from those that were sent."""
+        moved = still = 0.0
+        for name, tensor in update.tensors.items():
+            if name in expected.kinds:
+                continue
+            before = sub_model.tensors.get(name)
+            if before is not None and before.shape == tensor.shape:
+                still += _norm(before) ** 2
+                tensor = tensor.to(torch.float64) - before.to(torch.float64)
+            moved += _norm(tensor) ** 2
+        allowed = self._options.update_norm * (1 + math.sqrt(still))
+        if math.sqrt(moved) > allowed:
+            yield (
+                f"sent parameters that moved by {math.sqrt(moved):.3g}, expected at most {allowed:.3g} "
+                "(engine.update_norm)"
+            )
+
+
+def _form_problems(tensors: Mapping[str, Tensor], expected: Form) -> Iterator[str]:
+    """Names, shapes and types that are not those expected."""
+    for name in expected.tensors:
+        if name not in tensors:
+            yield f"sent no weight {name}"
+    for name, tensor in tensors.items():
+        if name not in expected.tensors:
+            yield f"sent weight {short(name)}, which it was not given"
+            continue
+        shape, kind = expected.tensors[name]
+        if tuple(tensor.shape) != shape:
+            yield f"sent weight {name} of shape {tuple(tensor.shape)}, expected {shape}"
+        elif tensor.dtype != kind:
+            yield f"sent weight {name} of type {_type(tensor.dtype)}, expected {_type(kind)}"
+
+
+def _number_problems(tensors: Mapping[str, Tensor], expected: Form) -> Iterator[str]:
+    """Numbers that are none, and statistics that no data has."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()) or not finite(tensor):
+            yield f"sent weight {name} with numbers that are not finite"
+            continue
+        kind = expected.kinds.get(name)
+        if kind is None or not tensor.numel():
+            continue
+        low, high = float(tensor.min()), float(tensor.max())
+        lowest = -_LARGEST[kind] if kind == "mean" else 0.0
+        if not lowest <= low <= high <= _LARGEST[kind]:
+            yield f"sent statistics {name} from {low:.3g} to {high:.3g}, expected {lowest:.3g} to {_LARGEST[kind]:.3g}"
+
+
+def _loss(loss: Any) -> Iterator[str]:
+    if not is_number(loss):
+        yield f"sent loss = {short(loss)}, expected a finite number"
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.to(torch.float64)))
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values of JSON are equal; unlike Python's, its true is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _bits(values: list[Any]) -> bool:
+    return all(type(value) is int and value in (0, 1) for value in values) and 1 in values
+
+
+def _type(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

@@ -1,0 +1,104 @@
+"""A device's own data, checked before it trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anysize.config.own_code import by_name
+from anysize.config.tables import ExperimentConfig
+from anysize.data import Part, Share, SubsetPart, from_function, to_input
+from anysize.deploy.device_file import DeviceConfig, Limits
+from anysize.errors import ConfigError, DataError
+from anysize.experiment.signature import Signature
+from anysize.rng import generator
+
+
+def own_share(device: DeviceConfig, config: ExperimentConfig, signature: Signature) -> Share:
+    """The device's own data, checked against what the experiment's network takes.
+
+    Where its function holds nothing out, `data.validation` of it is, the same samples every time.
+
+    Raises:
+        DataError: with a line for each problem.
+    """
+    loader = from_function(device.data, by_name(device.data, "data set", ()), device.options)
+    if not callable(loader):
+        raise DataError(f"data = '{device.data}': its first parameter must be `device`, and it must give an az.Share")
+    share: Share = loader(device.name)
+    parts = {"train": share.train} | ({} if share.held_out is None else {"held_out": share.held_out})
+    problems = [
+        f"data = '{device.data}': {name}: {line}" for name, part in parts.items() for line in unfit(part, signature)
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+    return share if share.held_out is not None else held_apart(share, config.data.validation, device.name)
+
+
+def held_apart(share: Share, part: float, name: str) -> Share:
+    """The share with a part of its samples held out, at least one of two.
+
+    >>> share = held_apart(Share(train=([[float(i)] for i in range(10)], [0] * 10)), 0.2, "cam")
+    >>> len(share.train), len(share.held_out)
+    (8, 2)
+    """
+    count = len(share.train)
+    if not part or count < 2:
+        return share
+    held = min(max(1, round(part * count)), count - 1)
+    order = torch.randperm(count, generator=generator("validation", name))
+    return Share(
+        SubsetPart(share.train, order[held:].sort().values), SubsetPart(share.train, order[:held].sort().values)
+    )
+
+
+def unfit(part: Part, signature: Signature) -> list[str]:
+    """Why a part of the data does not fit the network; nothing if it does."""
+    if len(part) == 0:
+        return ["there are no samples"]
+    x, y = part.batch(torch.zeros(1, dtype=torch.int64))
+    shape, tokens = tuple(to_input(x).shape[1:]), not to_input(x).is_floating_point()
+    problems = []
+    if shape != signature.input_shape:
+        problems.append(f"a sample has shape {shape}; the network takes {signature.input_shape}")
+    if tokens != signature.tokens:
+        kinds = {True: "integers", False: "numbers"}
+        problems.append(f"inputs are {kinds[tokens]}; the network takes {kinds[signature.tokens]}")
+    if tuple(y.shape[1:]) != signature.target_shape:
+        problems.append(f"a target has shape {tuple(y.shape[1:])}; the task takes {signature.target_shape}")
+    if signature.labels and y.is_floating_point():
+        problems.append("targets are numbers; the task takes classes")
+    return problems or _values(part, signature, tokens)
+
+
+def _values(part: Part, signature: Signature, tokens: bool) -> list[str]:
+    """What is wrong with the values of samples that have the right form; each is looked at once."""
+    problems: dict[str, None] = {}
+    for index in torch.split(torch.arange(len(part)), _AT_ONCE):
+        x, y = part.batch(index)
+        for name, values in (("inputs", x), ("targets", y)):
+            if values.is_floating_point() and not bool(values.isfinite().all()):
+                problems[f"{name} hold values that are not finite"] = None
+        known = signature.classes
+        for name, values in (("classes", y), *((("tokens", x),) if tokens and signature.target_shape else ())):
+            outside = known is not None and not values.is_floating_point() and not _within(values, known)
+            if outside:
+                problems[f"{name} lie outside 0 to {(known or 0) - 1}, which the network knows"] = None
+    return list(problems)
+
+
+_AT_ONCE = 512  # samples that are looked at together
+
+
+def _within(values: Any, count: int) -> bool:
+    return int(values.min()) >= 0 and int(values.max()) < count
+
+
+def check_limits(device: DeviceConfig) -> Limits:
+    """What the device can afford; an error if its file does not say."""
+    if device.capacity is None and device.budget is None:
+        raise ConfigError(
+            f"device '{device.name}': give its file a capacity or a budget, or let `anysize join --measure` find one"
+        )
+    return device.limits

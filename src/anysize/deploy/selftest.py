@@ -1,0 +1,80 @@
+"""`anysize join --measure`: what this device can train, found out by trying, and written into its file."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from anysize import config as configs
+from anysize.deploy import device_file, own_data
+from anysize.deploy.device_file import DeviceConfig
+from anysize.deploy.folder import EXPERIMENT
+from anysize.deploy.superlink import SPEED, SPEED_BYTES
+from anysize.deploy.timing import Measurement, measure
+from anysize.elastic.skeleton import weightless
+from anysize.errors import ConfigError
+from anysize.experiment.experiment import Experiment
+from anysize.wire import write
+
+_SPEED_SECONDS = 60.0
+
+Say = Callable[[str], None]
+
+
+def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measurement:
+    """Measures this machine for the experiment beside a device's file, and writes the capacity into the file.
+
+    A round may take as long as the experiment's `engine.round_timeout`, training and messages together.
+    """
+    device = device_file.load(file)
+    beside = device.path(EXPERIMENT)
+    config = configs.load(beside)
+    with weightless():
+        experiment = Experiment.from_config(config)
+        samples = len(own_data.own_share(device, config, experiment.signature).train)
+        speed = bytes_per_second(device, insecure, say)
+        limit = config.engine.round_timeout
+        found = measure(experiment, samples=samples, bytes_per_second=speed, seconds=limit)
+    for line in described(found, speed):
+        say(line)
+    if found.capacity is None:
+        raise ConfigError(f"this device cannot train even the smallest size of {beside} in time and memory")
+    chosen = device.model_copy(update={"capacity": found.capacity, "budget": None})
+    write(file, device_file.dumps(chosen).encode())
+    say(f"{file}: capacity = {found.capacity:g}")
+    return found
+
+
+def bytes_per_second(device: DeviceConfig, insecure: bool, say: Say) -> float | None:
+    """How fast bytes go to the server and back; None, and a word on it, if it does not answer."""
+    scheme = "http" if insecure else "https"
+    trusted = True if insecure else ssl.create_default_context(cafile=device.path(device.certificate or ""))
+    try:
+        with httpx.Client(base_url=f"{scheme}://{device.server}", verify=trusted, timeout=_SPEED_SECONDS) as client:
+            client.post(SPEED, content=b"").raise_for_status()  # the handshake is not counted
+            began = time.perf_counter()
+            client.post(SPEED, content=bytes(SPEED_BYTES)).raise_for_status()
+            client.get(SPEED).raise_for_status()
+            return 2 * SPEED_BYTES / (time.perf_counter() - began)
+    except (httpx.HTTPError, OSError) as error:
+        say(f"the server at {device.server} does not answer ({error}): messages are taken to cost no time")
+        return None
+
+
+def described(found: Measurement, speed: float | None) -> list[str]:
+    """What was measured, a line for each size."""
+    memory = "unknown" if found.memory_bytes is None else f"{found.memory_bytes / 1e6:.0f} MB"
+    rate = "unknown" if speed is None else f"{speed / 1e6:.1f} MB/s"
+    lines = [f"free memory {memory}, to and from the server {rate}"]
+    for timing in found.timings:
+        needs = f"{timing.memory_bytes / 1e6:.1f} MB"
+        if timing.step_seconds is None or timing.round_seconds is None:
+            lines.append(f"  capacity {timing.capacity:g}: needs {needs}; not tried")
+            continue
+        took = f"{1000 * timing.step_seconds:.1f} ms a step, {timing.round_seconds:.1f} s a round"
+        lines.append(f"  capacity {timing.capacity:g}: {took}, {needs}{'' if timing.fits else ': too slow'}")
+    return lines

@@ -1,0 +1,1 @@
+"""Budgets, kinds of devices, and fleets of them."""

@@ -1,0 +1,58 @@
+"""Kinds of devices: what each can train, how fast it is, and how long a round takes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from anysize.devices.budget import Budget
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Devices of one kind.
+
+    Attributes:
+        name: What the group is called; for a plain capacity, its label.
+        label: The size's name in every table: the capacity as given (`"0.25"`), or a budget's group name.
+        capacity: The part of the full model that the device can train, or None with a budget.
+        budget: What the device can afford in units, or None with a capacity.
+        depth: How many blocks of every stage it trains, or None where that is not given.
+        macs_per_second: Compute speed, or None if unknown.
+        bytes_per_second_down: Bandwidth from the server, or None if unknown.
+        bytes_per_second_up: Bandwidth to the server, or None if unknown.
+        available: Probability that such a device can take part in a round.
+        clients: How many clients are of this kind (where kinds are redrawn: on average, rounded).
+
+    >>> DeviceGroup(name="0.5", label="0.5", capacity=0.5).available
+    1.0
+    """
+
+    name: str
+    label: str
+    capacity: float | None = None
+    budget: Budget | None = None
+    macs_per_second: float | None = None
+    bytes_per_second_down: float | None = None
+    bytes_per_second_up: float | None = None
+    available: float = 1.0
+    clients: int = 0
+    depth: int | None = None
+
+
+def round_seconds(group: DeviceGroup, macs: float, bytes_down: float, bytes_up: float) -> float | None:
+    """The virtual time of one client's round: receive, compute, send. None if nothing is known of the device.
+
+    A speed that is not known takes no time.
+
+    >>> board = DeviceGroup("board", "0.25", 0.25, macs_per_second=1e9, bytes_per_second_down=1e6)
+    >>> round_seconds(board, macs=2e9, bytes_down=5e5, bytes_up=5e5)
+    2.5
+    """
+    work = (
+        (bytes_down, group.bytes_per_second_down),
+        (macs, group.macs_per_second),
+        (bytes_up, group.bytes_per_second_up),
+    )
+    known = [amount / speed for amount, speed in work if speed is not None]
+    return math.fsum(known) if known else None

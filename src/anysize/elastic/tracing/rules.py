@@ -1,0 +1,475 @@
+"""One rule per operation: where the units of its inputs are in its outputs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from anysize.elastic.tracing.classes import Planes
+from anysize.elastic.tracing.tracer import Call, Labels, Tracer, expanded, move_labels, put_all, rule, varying
+
+
+@rule(
+    "_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
+    "tril", "triu", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "fill",
+    "zero", "bernoulli", "uniform", "normal", "_to_copy", "detach", "alias", "lift_fresh", "clone", "random",
+    "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "rrelu_with_noise", "log_sigmoid_forward",
+    "native_dropout", "contiguous", "_conj", "flip", "roll", "view_as_real_copy",
+)  # fmt: skip
+def _keep(tracer: Tracer, call: Call) -> None:
+    """The result has the operand's labels. Flips and rolls along a labelled axis move them."""
+    source = call.tensors()[0]
+    labels = tracer.labels(source)
+    if call.name in ("flip", "roll"):
+        move_labels(tracer, call)
+        return
+    neutral = labels.neutral or call.name.endswith("_like")
+    for result in call.results():
+        tracer.put(result, labels.planes, neutral=neutral, static=labels.static)
+
+
+@rule("view", "_unsafe_view", "_reshape_alias")
+def _view(tracer: Tracer, call: Call) -> None:
+    """A view by sizes; planes are reshaped, since they need not share the tensor's strides."""
+    source, result = call.tensors()[0], call.results()[0]
+    shape = tuple(result.shape)
+    planes = tuple(expanded(plane, source).reshape(shape) for plane in tracer.labels(source).planes)
+    put_all(tracer, call, [planes], like=source)
+
+
+@rule("as_strided")
+def _as_strided(tracer: Tracer, call: Call) -> None:
+    """Strides mean the same on a plane only where the tensor is contiguous."""
+    if not call.tensors()[0].is_contiguous():
+        tracer.refuse(call)
+    move_labels(tracer, call)
+
+
+@rule("constant_pad_nd")
+def _pad(tracer: Tracer, call: Call) -> None:
+    """Padded elements belong to no unit."""
+    source, pad = call.args[0], call.args[1]
+    planes = tuple(torch.constant_pad_nd(expanded(plane, source), pad, 0) for plane in tracer.labels(source).planes)
+    put_all(tracer, call, [planes], like=source)
+
+
+@rule("slice")
+def _slice(tracer: Tracer, call: Call) -> None:
+    """A slice of a stored tensor fixes that axis: a later call may use what this one leaves out."""
+    source = call.args[0]
+    labels = tracer.labels(source)
+    axis = int(call.bound()["dim"]) % source.dim()
+    if labels.static and source.shape[axis] != call.results()[0].shape[axis]:
+        for plane in labels.planes:
+            tracer.fix_along(plane, axis)
+    move_labels(tracer, call)
+
+
+@rule("select", "unbind", "diagonal")
+def _select(tracer: Tracer, call: Call) -> None:
+    """Taking one index of an axis fixes that axis, or unites a grid along it."""
+    source, bound = call.args[0], call.bound()
+    axes = [int(bound[name]) % source.dim() for name in ("dim", "dim1", "dim2") if name in bound]
+    for plane in tracer.labels(source).planes:
+        for axis in axes:
+            plane = tracer.fix_along(plane, axis)
+    move_labels(tracer, call)
+
+
+@rule("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unsafe_chunk")
+def _split(tracer: Tracer, call: Call) -> None:
+    """Equal parts stay equal: they are united; unequal parts only carry their labels on.
+
+    In a check of a narrowed network nothing is united: unequal parts may have become equal by chance.
+    """
+    source = call.args[0]
+    axis = int(call.bound()["dim"]) % source.dim()
+    sizes = [int(part.shape[axis]) for part in call.results()]
+    equal = len(set(sizes)) == 1 and not tracer.classes.known
+    for plane in tracer.labels(source).planes:
+        if plane.shape[axis] > 1 and equal:
+            first, *rest = torch.split(plane, sizes[0], axis)
+            for part in rest:
+                tracer.classes.unite(first, part)
+    move_labels(tracer, call)
+
+
+@rule("cat", "concatenate")
+def _cat(tracer: Tracer, call: Call) -> None:
+    """Labels are concatenated as the tensors are."""
+    tensors = [tensor for tensor in call.args[0] if tuple(tensor.shape) != (0,)]
+    axis = int(call.bound()["dim"]) % tensors[0].dim()
+    parts = [(tuple(tensor.shape), tracer.labels(tensor)) for tensor in tensors]
+    _put_joined(tracer, call, parts, axis)
+
+
+@rule("stack")
+def _stack(tracer: Tracer, call: Call) -> None:
+    """Like a concatenation, along a new axis."""
+    axis = int(call.bound()["dim"]) % call.results()[0].dim()
+    parts = []
+    for tensor in call.args[0]:
+        labels = tracer.labels(tensor)
+        shape = (*tensor.shape[:axis], 1, *tensor.shape[axis:])
+        planes = tuple(plane.unsqueeze(axis) for plane in labels.planes)
+        parts.append((shape, Labels(planes, labels.neutral, labels.static)))
+    _put_joined(tracer, call, parts, axis)
+
+
+def _put_joined(tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...], Labels]], axis: int) -> None:
+    slots: dict[tuple[int, ...], list[Tensor | None]] = {}
+    for place, (_, labels) in enumerate(parts):
+        for plane in labels.planes:
+            slot = tuple(other for other in varying(plane) if other != axis)
+            row = slots.setdefault(slot, [None] * len(parts))
+            mine = row[place]
+            row[place] = plane if mine is None else mine
+            tracer.couple(mine, plane if mine is not None else None, loose=True)
+    for slot, row in slots.items():
+        _fix_unmatched(tracer, slot, row, parts)
+    planes = [_joined(slot, row, parts, axis) for slot, row in slots.items()]
+    given = [labels for _, labels in parts]
+    tracer.put(
+        call.results()[0],
+        planes,
+        neutral=all(labels.neutral for labels in given),
+        static=all(labels.static for labels in given),
+    )
+
+
+def _fix_unmatched(
+    tracer: Tracer,
+    slot: tuple[int, ...],
+    row: list[Tensor | None],
+    parts: Sequence[tuple[tuple[int, ...], Labels]],
+) -> None:
+    """Fix the axes of a slot that some part has at full size but without labels."""
+    bare = [labels for plane, (_, labels) in zip(row, parts) if plane is None and not labels.neutral]
+    for other in slot if bare else ():
+        row[:] = [plane if plane is None else tracer.fix_along(plane, other) for plane in row]
+
+
+def _joined(
+    slot: tuple[int, ...],
+    row: Sequence[Tensor | None],
+    parts: Sequence[tuple[tuple[int, ...], Labels]],
+    axis: int,
+) -> Tensor:
+    """The planes of one slot joined along `axis`; a part without a plane is "always there" (if neutral, it follows)."""
+    example = next(plane for plane in row if plane is not None)
+    pieces = []
+    for plane, (shape, labels) in zip(row, parts):
+        if plane is None:
+            follows = labels.neutral and slot
+            plane = example.narrow(axis, 0, 1) if follows else torch.zeros_like(example).narrow(axis, 0, 1)
+        pieces.append(plane.expand(shape))
+    return torch.cat(pieces, axis)
+
+
+@rule("glu")
+def _glu(tracer: Tracer, call: Call) -> None:
+    """The two halves of an axis meet."""
+    source = call.args[0]
+    axis = int(call.bound()["dim"]) % source.dim()
+    planes = []
+    for plane in tracer.labels(source).planes:
+        if plane.shape[axis] > 1:
+            plane, second = plane.chunk(2, axis)
+            tracer.classes.unite(plane, second)
+        planes.append(plane)
+    put_all(tracer, call, [tuple(planes)], like=source)
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def _channel_shuffle(tracer: Tracer, call: Call) -> None:
+    """Channels move between the module's groups; the number of groups does not change."""
+    source, groups = call.args[0], int(call.args[1])
+    planes = []
+    for plane in tracer.labels(source).planes:
+        if plane.shape[1] > 1:
+            first, *rest = plane.chunk(groups, 1)
+            for part in rest:
+                tracer.classes.unite(first, part)
+            shape = (plane.shape[0], groups, -1, *plane.shape[2:])
+            plane = plane.reshape(shape).transpose(1, 2).flatten(1, 2)
+        planes.append(plane)
+    put_all(tracer, call, [tuple(planes)], like=source)
+
+
+@rule(
+    "mean", "sum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "argmax",
+    "argmin", "any", "all", "logsumexp", "norm", "linalg_vector_norm", "median", "nansum", "count_nonzero",
+)  # fmt: skip
+def _reduce(tracer: Tracer, call: Call) -> None:
+    """A reduced axis may have any size; its labels end here."""
+    source, bound = call.args[0], call.bound()
+    given = bound.get("dim")
+    listed = [given] if isinstance(given, int) else list(given or range(source.dim()))
+    axes = sorted({int(axis) % source.dim() for axis in listed})
+    labels = tracer.labels(source)
+    planes = [_reduced(tracer, plane, axes) for plane in labels.planes]
+    kept = [plane for plane in planes if plane is not None]
+    for result in call.results():
+        flat = result.dim() < source.dim()
+        own = [plane.squeeze(axes) if flat else plane for plane in kept]
+        tracer.put(result, own, neutral=labels.neutral, static=labels.static)
+
+
+def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | None:
+    """The plane without variation along `axes`, or None if it varies along no other axis.
+
+    A grid must give up some axes: if only the last is reduced (a norm within each head) `heads` decides which;
+    otherwise the reduced axes are united and the others stay elastic.
+    """
+    inside = [axis for axis in varying(plane) if axis in axes]
+    outside = [axis for axis in varying(plane) if axis not in axes]
+    if inside and outside:
+        normalising = list(axes) == [plane.dim() - 1] and tracer.heads == "within"
+        plane = tracer.unite_along(plane, *(outside if normalising else inside))
+    return None if any(plane.shape[axis] > 1 for axis in axes) else plane
+
+
+@rule(
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", "fractional_max_pool2d", "grid_sampler_2d",
+)  # fmt: skip
+def _spatial(tracer: Tracer, call: Call) -> None:
+    """Channels pass through; spatial axes cannot carry units, since the operation mixes their elements."""
+    source = call.args[0]
+    found = re.search(r"(\d)d", call.name)
+    first = source.dim() - int(found.group(1) if found else 2)
+    planes = _clear_of(tracer, tracer.labels(source).planes, range(first, source.dim()))
+    put_all(tracer, call, [planes] * len(call.results()), like=source)
+
+
+def _clear_of(tracer: Tracer, planes: Iterable[Tensor], axes: Iterable[int]) -> Planes:
+    """The planes after fixing `axes`, without those that vary only along them."""
+    kept = []
+    for plane in planes:
+        for axis in axes:
+            plane = tracer.fix_along(plane, axis)
+        if not any(plane.shape[axis] > 1 for axis in axes):
+            kept.append(plane)
+    return tuple(kept)
+
+
+@rule("topk", "sort", "kthvalue")
+def _ordered(tracer: Tracer, call: Call) -> None:
+    """Sorting along an axis fixes it."""
+    source = call.args[0]
+    axis = int(call.bound()["dim"]) % source.dim()
+    planes = _clear_of(tracer, tracer.labels(source).planes, [axis])
+    for result in call.results():
+        flat = result.dim() < source.dim()
+        tracer.put(result, [plane.squeeze(axis) if flat else plane for plane in planes])
+
+
+@rule("im2col")
+def _im2col(tracer: Tracer, call: Call) -> None:
+    """(B, C, H, W) -> (B, C k k, positions): each channel's label repeats over its window."""
+    source, window = call.args[0], math.prod(call.args[1])
+    planes = _clear_of(tracer, tracer.labels(source).planes, (2, 3))
+    rows = tuple(
+        plane.repeat_interleave(window, 1).squeeze(3) if plane.shape[1] > 1 else plane.squeeze(3) for plane in planes
+    )
+    put_all(tracer, call, [rows], like=source)
+
+
+@rule("embedding")
+def _embedding(tracer: Tracer, call: Call) -> None:
+    """Rows are symbols and stay; features are units."""
+    table, symbols = call.args[0], call.args[1]
+    features = _clear_of(tracer, tracer.labels(table).planes, [0])
+    tracer.produce(features)
+    rows = [plane.reshape((1,) * symbols.dim() + (-1,)) for plane in features]
+    places = [plane.unsqueeze(-1) for plane in tracer.labels(symbols).planes]
+    tracer.put(call.results()[0], [*rows, *places])
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(tracer: Tracer, call: Call) -> None:
+    """Like an embedding, with one row for each bag."""
+    features = _clear_of(tracer, tracer.labels(call.args[0]).planes, [0])
+    tracer.produce(features)
+    first, *rest = call.results()
+    tracer.put(first, [plane.reshape(1, -1) for plane in features])
+    for result in rest:
+        tracer.put(result, ())
+
+
+@rule("index", "index_select", "gather")
+def _index(tracer: Tracer, call: Call) -> None:
+    """An indexed axis is fixed; the others keep their labels."""
+    source = call.args[0]
+    if call.name == "index":
+        axes = [axis for axis, chosen in enumerate(call.args[1]) if chosen is not None]
+    else:
+        axes = [int(call.args[1]) % source.dim()]
+    for tensor in call.tensors()[1:]:
+        for plane in tracer.labels(tensor).planes:
+            tracer.classes.pin(plane)
+
+    def first_place(leaf: Any) -> Any:
+        plain = isinstance(leaf, Tensor) and leaf is not source
+        return torch.zeros(tuple(leaf.shape), dtype=torch.int64, device="cpu") if plain else leaf
+
+    arguments = tree_map(first_place, tuple(call.args[1:]))
+    planes = _clear_of(tracer, tracer.labels(source).planes, axes)
+    moved = tuple(call.func(expanded(plane, source).contiguous(), *arguments) for plane in planes)
+    tracer.put(call.results()[0], moved)
+
+
+@rule("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot")
+def _matmul(tracer: Tracer, call: Call) -> None:
+    """Products: the contracted axes meet, the others pass through; an added bias meets the result."""
+    *added, left, right = call.tensors()
+    first, second = tracer.labels(left), tracer.labels(right)
+    a, b = _matrix_shape(left, row=True), _matrix_shape(right, row=False)
+    planes = tracer.contract(_as_matrices(first, a), _as_matrices(second, b), (max(a[0], b[0]), a[1], a[2], b[2]))
+    result = call.results()[0]
+    static = first.static and second.static
+    # The result's own axes among (batch, row, column).
+    spare = [axis for axis in range(3) if axis not in _result_axes(call.name)]
+    own = Labels(tuple(plane.squeeze(spare) for plane in planes), static=static)
+    if added:
+        operands = [(tuple(result.shape), own), (tuple(added[0].shape), tracer.labels(added[0]))]
+        planes = tracer.combine(operands, result.dim())
+    tracer.put(result, planes if added else own.planes, static=static)
+
+
+def _result_axes(name: str) -> tuple[int, ...]:
+    if name in ("bmm", "baddbmm"):
+        return (0, 1, 2)
+    if name in ("mm", "addmm"):
+        return (1, 2)
+    return (1,) if name in ("mv", "addmv") else ()
+
+
+def _matrix_shape(tensor: Tensor, *, row: bool) -> tuple[int, int, int]:
+    sizes = tuple(int(size) for size in tensor.shape)
+    if len(sizes) == 3:
+        return sizes
+    if len(sizes) == 2:
+        return (1, *sizes)
+    return (1, 1, sizes[0]) if row else (1, sizes[0], 1)
+
+
+def _as_matrices(labels: Labels, shape: tuple[int, int, int]) -> Labels:
+    def lift(plane: Tensor) -> Tensor:
+        return plane.reshape(shape) if plane.dim() == 1 else plane.reshape((-1, *plane.shape[-2:]))
+
+    return Labels(tuple(lift(plane) for plane in labels.planes), labels.neutral, labels.static)
+
+
+@rule("convolution")
+def _convolution(tracer: Tracer, call: Call) -> None:
+    """Input channels meet the weight's input axis; its output axis labels the result."""
+    bound = call.bound()
+    source, weight, bias = bound["input"], bound["weight"], bound["bias"]
+    transposed, groups = bool(bound["transposed"]), int(bound["groups"])
+    labels, stored = tracer.labels(source), tracer.labels(weight)
+    planes = _clear_of(tracer, stored.planes, range(2, weight.dim()))
+    rows, columns = (tracer.lane([p for p in planes if varying(p) == (axis,)], axis) for axis in (0, 1))
+    given = tracer.lane(labels.planes, 1)
+    if groups == 1:
+        into, made = (rows, columns) if transposed else (columns, rows)
+        tracer.couple(given, into, loose=labels.neutral)
+        out = made
+    else:
+        lanes = GroupedLanes(given, rows, columns, groups, transposed, labels.neutral)
+        out = _grouped_convolution(tracer, lanes, int(weight.shape[0]), int(weight.shape[1]))
+    depthwise = groups > 1 and given is not None and groups == source.shape[1]
+    if out is not None and stored.static and not depthwise:
+        tracer.produce([out])
+    if bias is not None:
+        tracer.couple(out, tracer.lane(tracer.labels(bias).planes, 0))
+    result = call.results()[0]
+    shape = [-1 if axis == 1 else 1 for axis in range(result.dim())]
+    tracer.put(result, [out.reshape(shape)] if out is not None else [])
+
+
+@dataclass(frozen=True)
+class GroupedLanes:
+    """What meets in a convolution with groups: the input's channels, and the weight's axes 0 and 1."""
+
+    given: Tensor | None
+    rows: Tensor | None
+    columns: Tensor | None
+    groups: int
+    transposed: bool
+    loose: bool
+
+
+def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, rows: int, columns: int) -> Tensor | None:
+    """The labels of the output channels; either whole convolution groups are elastic, or channels within every one."""
+    groups, given = lanes.groups, lanes.given
+    grid = given.reshape(groups, -1) if given is not None else None
+    by_group = grid is not None and varying(tracer.settle(grid)) == (0,)
+    full = lanes.rows.reshape(groups, -1) if lanes.rows is not None else None
+    shared = lanes.columns
+    if full is not None:
+        tracer.unite_along(full, 1 if by_group else 0)
+    if by_group and grid is not None:
+        tracer.couple(grid[:, :1], full, loose=True)
+        tracer.couple(shared, None)
+        return lanes.rows if not lanes.transposed else grid[:, :1].expand(groups, columns).flatten()
+    into = full[0] if lanes.transposed and full is not None else shared
+    tracer.couple(grid[0] if grid is not None else None, into, loose=lanes.loose)
+    if not lanes.transposed:
+        return lanes.rows
+    return shared.repeat(groups) if shared is not None else None
+
+
+@rule(
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+)
+def _batch_norm(tracer: Tracer, call: Call) -> None:
+    """Weight, bias and statistics meet the channels."""
+    _normalise(tracer, call, 1)
+
+
+@rule("native_layer_norm", "_fused_rms_norm")
+def _layer_norm(tracer: Tracer, call: Call) -> None:
+    """Weight and bias meet the last axes."""
+    _normalise(tracer, call, call.args[0].dim() - len(call.args[1]))
+
+
+@rule("native_group_norm")
+def _group_norm(tracer: Tracer, call: Call) -> None:
+    """Weight and bias meet the channels, which form a grid (groups, channels of a group)."""
+    _normalise(tracer, call, 1)
+    source, groups = call.args[0], int(call.bound()["group"])
+    lane = tracer.lane(tracer.labels(source).planes, 1)
+    if lane is not None and 1 < groups < source.shape[1]:
+        tracer.grids.append(lane.reshape(groups, -1))
+
+
+def _normalise(tracer: Tracer, call: Call, axis: int) -> None:
+    source, *stored = call.tensors()
+    after = source.dim() - axis
+    operands = [(tuple(source.shape), tracer.labels(source))]
+    for tensor in stored:
+        trailing = (1,) * (after - tensor.dim())
+        labels = tracer.labels(tensor)
+        planes = tuple(plane.reshape(tuple(plane.shape) + trailing) for plane in labels.planes)
+        operands.append((tuple(tensor.shape) + trailing, Labels(planes, labels.neutral, labels.static)))
+    planes = tracer.combine(operands, source.dim())
+    first, *rest = call.results()
+    tracer.put(first, planes)
+    for result in rest:
+        tracer.put(result, ())

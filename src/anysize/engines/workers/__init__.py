@@ -1,0 +1,1 @@
+"""Worker processes: the pool, the fork server, what a worker does, and shared memory."""

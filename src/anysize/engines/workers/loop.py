@@ -1,0 +1,143 @@
+"""What a worker process does with what its server tells it: of the experiment first, then of task after task.
+
+It runs the very function that the in-process engine runs, with one thread, so that the same bits come out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anysize.client.shards import Evaluator, Shard, Subject
+from anysize.client.stacking import perform_any
+from anysize.config.files import loads
+from anysize.data import Data, TensorPart
+from anysize.engines.workers import shared_memory as shared
+from anysize.errors import AnysizeError
+from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.experiment.signature import Signature
+from anysize.methods.context import Context
+from anysize.methods.messages import SubModel
+from anysize.methods.size import Size
+from anysize.wire import Json, dump
+
+
+def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
+    """Answers every message until the connection ends."""
+    try:
+        service = Service(experiment_of(hello))
+    except Exception as error:
+        connection.send_bytes(failure(error))
+        return
+    connection.send_bytes(b'{"ready":true}')
+    while True:
+        message = json.loads(connection.recv_bytes())
+        try:
+            answers = service.evaluated(message) if "shard" in message else service.performed(message)
+        except Exception as error:
+            answers = [failure(error)]
+        sys.stdout.flush()  # what the user's code printed: a worker is ended without a warning
+        for answer in answers:
+            connection.send_bytes(answer)
+
+
+class Service:
+    """What a worker has before it: the experiment without the network's weights, slots, and a state to judge."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._method, self._shares = experiment.method, experiment.shares
+        self._context = client_context(experiment)
+        self._slots: dict[int, tuple[str, torch.Tensor]] = {}
+        self._evaluator: Evaluator | None = None
+        self._subject: tuple[str, Subject] | None = None
+
+    def performed(self, message: Json) -> list[bytes]:
+        """The answers about one client."""
+        self._forget_state()
+        memory = self._slot(message["slot"], message["file"])
+        sub_model = SubModel(shared.get(message["layout"], memory), message["ticket"])
+        kept = shared.get(message["kept"], memory)
+        with self._experiment.blamed(f"round {sub_model.ticket['round']}, client {sub_model.ticket['client']}"):
+            update = perform_any(self._context, self._method, sub_model, self._shares, kept)
+        need = shared.space(update.tensors) + shared.space(update.keep)
+        if message["up"] + need > len(memory):
+            return [b'{"blobs":true}', dump(update.tensors, update.ticket), dump(update.keep, {})]
+        layout, end = shared.put(update.tensors, memory, message["up"])
+        keep, _ = shared.put(update.keep, memory, end)
+        return [json.dumps({"layout": layout, "keep": keep, "ticket": update.ticket}).encode()]
+
+    def evaluated(self, message: Json) -> list[bytes]:
+        """The answer to one shard."""
+        asked = message["shard"]
+        shard = Shard(Size(**asked["size"]), asked["first"], asked["last"])
+        with self._experiment.blamed("evaluation"):
+            sums = self._judge().sit(self._state(message["subject"]), shard)
+        return [json.dumps({"sums": sums}).encode()]
+
+    def _slot(self, number: int, file: str) -> torch.Tensor:
+        """The memory of a slot; the file that it had before, if it was too small, is let go."""
+        if number not in self._slots or self._slots[number][0] != file:
+            self._slots[number] = (file, shared.attach(Path(file)))
+        return self._slots[number][1]
+
+    def _judge(self) -> Evaluator:
+        if self._evaluator is None:
+            batch_size = self._experiment.config.evaluation.batch_size
+            self._evaluator = Evaluator(self._context, self._method, evaluation_part(self._experiment), batch_size)
+        return self._evaluator
+
+    def _state(self, told: Json) -> Subject:
+        if self._subject is None or self._subject[0] != told["file"]:
+            tensors = shared.get(told["layout"], shared.attach(Path(told["file"])))
+            self._subject = (told["file"], Subject.of(tensors, told["about"]))
+        return self._subject[1]
+
+    def _forget_state(self) -> None:
+        self._subject = None
+        if self._evaluator is not None:
+            self._evaluator.forget()
+
+
+def client_context(experiment: Experiment) -> Context:
+    """What a client knows of the experiment; the full network's weights, which have no place there, are forgotten."""
+    context = experiment.context.for_client()
+    for part in ("context", "model", "_template"):
+        experiment.__dict__.pop(part, None)
+    return context
+
+
+def experiment_of(hello: Json) -> Experiment:
+    """The experiment that the server described, over the server's own data in shared memory."""
+    sys.path[:] = list(dict.fromkeys([*sys.path, *hello["path"]]))
+    folder = None if hello["folder"] is None else Path(hello["folder"])
+    known = (Signature.from_json(hello["signature"]), tuple(Size(**size) for size in hello["sizes"]))
+    data = None if hello["data"] is None else shared_data(hello["data"])
+    return Experiment.from_config(loads(hello["config"], folder=folder), known, data=data)
+
+
+def shared_data(about: Json) -> Data:
+    """The data as views of shared memory."""
+    tensors = shared.get(about["layout"], shared.attach(Path(about["file"])))
+    part = TensorPart(tensors["x"], tensors["y"], about["group"])
+    test = TensorPart(tensors["test x"], tensors["test y"]) if "test x" in tensors else None
+    return Data(train=part, test=test, classes=about["classes"], checksum=about["checksum"])
+
+
+def failure(error: Exception) -> bytes:
+    """What a worker says instead of an answer."""
+    trace = "".join(traceback.format_exception(error))
+    known = isinstance(error, AnysizeError)
+    kind = type(error).__name__
+    said: dict[str, Any] = {
+        "error": str(error) if known else f"{kind}: {error}",
+        "kind": kind if known else None,
+        "trace": trace,
+    }
+    return json.dumps(said).encode()

@@ -1,0 +1,1 @@
+"""An experiment: its parts, the sizes that its devices train, its plan."""

@@ -1,0 +1,129 @@
+"""An experiment: its parts, and the sizes that its devices train."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anysize.config.tables import ExperimentConfig
+from anysize.cost.count import Cost, measure
+from anysize.data import Part
+from anysize.elastic.norm import batch_norms
+from anysize.elastic.skeleton import hollow
+from anysize.elastic.tracing.forward import without_data
+from anysize.errors import ConfigError, DataError, ModelError
+from anysize.experiment.lookup import prepared
+from anysize.experiment.setup import Setup
+from anysize.experiment.sizes import solve_sizes
+from anysize.methods import Method
+from anysize.methods.context import Context
+from anysize.methods.size import Size
+from anysize.methods.table import Table
+from anysize.tasks import Sums
+
+
+class Experiment(Setup):
+    """An experiment with live objects or names in any place.
+
+    >>> experiment = Experiment(data="digits", clients=20, model="mlp", method="fedavg", rounds=2)
+    >>> [size.label for size in experiment.sizes]
+    ['0.25', '0.5', '0.75', '1.0']
+
+    Attributes:
+        tabulates: whether a method's table is made; without it a method answers as far as it can.
+    """
+
+    tabulates = True
+
+    def notices(self) -> list[str]:
+        """What a user should know before the first round."""
+        found = self.method.notices(self.context)
+        if self.context.tricks.batch_norm == "local" and batch_norms(self.context.template):
+            found.append(
+                'batch_norm = "local": norm layers never leave the clients, so a customised network and the test on '
+                'the server have them as at the start; judge with evaluation.on = ["clients"]'
+            )
+        if not self.config.tells("samples"):
+            found.append(
+                "devices do not tell how many samples they have, so that every device counts alike; let them with "
+                'devices.share = ["samples"]'
+            )
+        return found
+
+    def with_config(self, config: ExperimentConfig) -> Experiment:
+        """The experiment of a config that differs in its method alone; what was made of the data is not made again."""
+        other = self.anew(config)
+        other.tabulates = self.tabulates
+        other._live.pop("method", None)
+        shared = ("task", "source", "tested", "shares", "fleet", "signature", "model")
+        other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
+        return other
+
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that the fleet trains, smallest first."""
+        if self._known is not None:
+            return self._known[1]
+        by_label = {size.label: size for size in self.size_of_group.values()}
+        return tuple(sorted(by_label.values(), key=lambda size: size.order))
+
+    @cached_property
+    def size_of_group(self) -> dict[str, Size]:
+        """The size that each device group trains."""
+        return solve_sizes(self, self.table, self.fleet.groups)
+
+    @cached_property
+    def table(self) -> Table | None:
+        """What the method found out before the first round; None where it needs nothing, or has finished."""
+        return prepared(self) if self.tabulates and self._known is None else None
+
+    @cached_property
+    def context(self) -> Context:
+        """What server and clients both know, with what only the server holds."""
+        return self.context_for(self.sizes, self.table)
+
+    def cost(
+        self, size: Size, context: Context | None = None, state: Any = None, method: Method[Any] | None = None
+    ) -> Cost:
+        """What a client of that size costs; by default with this experiment's method, in its first state."""
+        context, method = context or self.context, method or self.method
+        state = method.init(context) if state is None else state
+        return measure(context, method, state, size, self.example)
+
+
+def metric_names(experiment: Experiment) -> list[str]:
+    """The names of the task's metrics, found by judging an answer of zeros; refuses a task that cannot."""
+    task = experiment.task
+    metrics = dict(task.metrics(example_sums(experiment)))
+    missing = [name for name in (task.metric, "loss") if name not in metrics]
+    if missing:
+        raise ConfigError(
+            f"task: its metrics are {', '.join(metrics) or 'none'}; {', '.join(missing)} must be there too"
+        )
+    return list(metrics)
+
+
+def example_sums(experiment: Experiment) -> Sums:
+    """What the task sums up, found by judging an answer of zeros."""
+    about, task = experiment.signature, experiment.task
+    network = hollow(experiment.context.template, constants=False).eval()
+    with without_data(), torch.no_grad():
+        output = network(about.example(2))
+    if not isinstance(output, Tensor):
+        raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")
+    y = experiment.example.y[:1].expand(2, *about.target_shape)
+    return task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
+
+
+def evaluation_part(experiment: Experiment) -> Part:
+    """The server's test samples, or an error that says how to do without."""
+    data = experiment.tested
+    if data is None or data.test is None:
+        raise DataError(
+            'the data has no test part to evaluate on; give it one, or set evaluation.on = ["clients"] and '
+            "data.validation above 0"
+        )
+    return data.test

@@ -1,0 +1,71 @@
+"""What each device group would train, what it costs, and what leaves a device: the plan of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from anysize.cost.count import trained
+from anysize.errors import DataError
+from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.wire import Json
+
+
+def plan(experiment: Experiment) -> Json:
+    """The plan as one JSON object: {"groups": [...], "leaves_the_device": [...], "notices": [...]}."""
+    context = experiment.context
+    state = experiment.method.init(context)
+    costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
+    groups = []
+    for group in experiment.fleet.groups:
+        size = experiment.size_of_group[group.name]
+        groups.append(
+            {
+                "name": group.name,
+                "size": size.label,
+                "width": trained(experiment.method, context, size).width,
+                "depth": size.depth,
+                "mask": size.mask,
+                "capacity": group.capacity,
+                "budget": None if group.budget is None else group.budget.limits(),
+                "clients": group.clients or None,  # unknown before the clients of a real fleet connect
+                "ways": dict(experiment.method.ways(context, size)),
+            }
+            | asdict(costs[size.label])
+        )
+    table = context.table
+    return {
+        "groups": groups,
+        "table": None if table is None else [entry.to_json() for entry in table.best_first],
+        "leaves_the_device": leaves_the_device(experiment),
+        "notices": experiment.notices() + _unmeasurable(experiment),
+    }
+
+
+def _unmeasurable(experiment: Experiment) -> list[str]:
+    """Why a run could not be evaluated as the experiment asks; a plan is possible all the same."""
+    try:
+        if "test" in experiment.config.evaluation.on:
+            evaluation_part(experiment)
+    except DataError as error:
+        return [f"a run would be refused: {error}"]
+    return []
+
+
+def leaves_the_device(experiment: Experiment) -> list[str]:
+    """What a client's messages hold, as phrases for people."""
+    config, tricks = experiment.config, experiment.context.tricks
+    leaves = ["the trained tensors of its sub-model", "its mean training loss"]
+    if config.tells("samples"):
+        leaves.insert(1, "its number of samples")
+    if tricks.batch_norm == "local":
+        leaves[0] += " (norm layers stay)"
+    if experiment.context.classes is not None and tricks.classwise_head:
+        leaves.append("which classes it holds (for tricks.classwise_head)")
+    if tricks.batch_norm in ("batch", "calibrated"):
+        leaves.append("mean and variance of the inputs of each batch-norm, when it calibrates")
+    if "clients" in config.evaluation.on or experiment.method.needs_held_out:
+        what = "sums and counts" if config.tells("samples") else "means"
+        leaves.append(f"{what} of the metrics on its held-out share")
+    if config.own_data:
+        leaves.append("its name, and its capacity or budget, which the size of its sub-model also reveals")
+    return leaves

@@ -1,0 +1,473 @@
+"""The parts of an experiment: names or live objects in any place, and what follows from each."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from anysize import data as data_sets
+from anysize import methods, models
+from anysize.client import accelerators
+from anysize.config.devices import NEEDS_LABELS, DevicesConfig
+from anysize.config.files import from_dict
+from anysize.config.own_code import look_in
+from anysize.config.tables import ExperimentConfig, TricksConfig
+from anysize.cost.count import Cost, measure
+from anysize.data import Data, DeviceShares, RemoteShares, Share, Shares, SubsetPart, to_input
+from anysize.devices.fleet import Fleet, make_fleet, open_fleet
+from anysize.elastic.axes import Axes, trace
+from anysize.elastic.depth import Stage, stages
+from anysize.elastic.norm import without_statistics
+from anysize.elastic.skeleton import hollow, tensors_of
+from anysize.errors import AnysizeError, ConfigError, DataError, unknown
+from anysize.experiment.signature import Signature, declared
+from anysize.experiment.weights import with_frozen, with_weights
+from anysize.methods import Method, make, name_of
+from anysize.methods.context import Context, Proxy
+from anysize.methods.size import Size
+from anysize.methods.table import Table
+from anysize.methods.training import Batch, Tricks
+from anysize.rng import generator
+from anysize.tasks import MultiLabel, Task, task
+
+_LIVE = "live:"
+
+
+_MAY_LIVE = ("data", "model", "method", "task")
+
+
+_SCANNED = 100
+"""Devices with data of their own whose labels are looked at to count the classes."""
+
+
+class Setup:
+    """The parts of an experiment, names or live objects in any place, and what follows from each; no sizes yet."""
+
+    def __init__(
+        self,
+        *,
+        data: str | Mapping[str, Any] | Data | Callable[..., Any],
+        model: str | Mapping[str, Any] | nn.Module,
+        method: str | Mapping[str, Any] | Method[Any],
+        clients: int | None = None,
+        partition: Mapping[str, Any] | None = None,
+        keep: Sequence[str] = (),
+        pretrained: bool = False,
+        devices: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
+        task: str | Task = "classification",
+        tricks: Mapping[str, Any] | None = None,
+        evaluation: Mapping[str, Any] | None = None,
+        engine: str | Mapping[str, Any] | None = None,
+        name: str = "experiment",
+        seed: int = 0,
+        rounds: int = 100,
+        evaluate_every: int = 25,
+        checkpoint_every: int = 1,
+    ) -> None:
+        """Takes what the tables of an experiment file take, and live objects.
+
+        Args:
+            data: a name, the [data] table, an `az.Data`, or a function as in "module:function".
+            model: a name, the [model] table, or any nn.Module, which is where training starts.
+            method: a name, the [method] table, or a method.
+            clients: how many share the data.
+            partition: further keys of [data]: split, classes_per_client, alpha, validation, augment, ...
+            keep: patterns of parameters whose width group stays whole.
+            pretrained: whether a live model's weights were learned.
+            devices: the [devices] table.
+            training: the [training] table.
+            task: a name or a task.
+            tricks: the [tricks] table.
+            evaluation: the [evaluation] table.
+            engine: a name, or the [engine] table.
+            name: of the run.
+            seed: where every random choice starts.
+            rounds: how many.
+            evaluate_every: rounds from one evaluation to the next.
+            checkpoint_every: rounds from one checkpoint to the next.
+        """
+        self._live: dict[str, Any] = {}
+        tables: dict[str, Any] = {
+            "name": name,
+            "seed": seed,
+            "rounds": rounds,
+            "evaluate_every": evaluate_every,
+            "checkpoint_every": checkpoint_every,
+            "data": self._table("data", data),
+            "model": self._table("model", model),
+            "method": self._table("method", method),
+            "task": self._table("task", task),
+        }
+        if partition is not None:
+            if not isinstance(partition, Mapping):
+                raise ConfigError(f'partition: given {partition!r}, must be a table, such as {{"split": "classes"}}')
+            tables["data"] |= partition
+        if clients is not None:
+            tables["data"]["clients"] = clients
+        if keep:
+            tables["model"]["keep"] = list(keep)
+        given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
+        given["engine"] = {"name": engine} if isinstance(engine, str) else engine
+        tables |= {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items() if v is not None}
+        self.config = from_dict(tables)
+        self._pretrained = pretrained
+        self._known: tuple[Signature, tuple[Size, ...]] | None = None
+
+    @classmethod
+    def from_config(
+        cls, config: ExperimentConfig, known: tuple[Signature, tuple[Size, ...]] | None = None, **live: Any
+    ) -> Self:
+        """The experiment of a config; `known` spares it the data, `live` gives the objects that a file cannot name."""
+        foreign = [unknown("live object", key, _MAY_LIVE) for key in live if key not in _MAY_LIVE]
+        if foreign:
+            raise ConfigError("; ".join(foreign))
+        made = cls.__new__(cls)
+        made.config = config
+        made._live = {key: value for key, value in live.items() if value is not None}
+        made._pretrained = False
+        made._known = known
+        if config.folder is not None:
+            look_in(config.folder)
+        return made
+
+    @contextmanager
+    def blamed(self, when: str) -> Iterator[None]:
+        """Makes an error that has the user's own code in it one that says so; leaves others, which are ours, alone."""
+        try:
+            yield
+        except AnysizeError:
+            raise
+        except Exception as error:
+            own = self._own_parts()
+            if not own:
+                raise
+            reason = str(error).split("\n", 1)[0]  # a worker's error has its traceback below
+            what = f"{type(error).__name__}: {reason}{own_line(error)}"
+            raise AnysizeError(f"{when}: {what}. Look at {' and '.join(own)}") from error
+
+    @cached_property
+    def complete(self) -> ExperimentConfig:
+        """The config with all that it leaves to the method, the network and the data set written out.
+
+        An experiment of it is this one, whatever their defaults will be. Absent are options that no file can hold
+        (None, objects), and those of live objects.
+        """
+        tables: dict[str, Any] = {"tricks": TricksConfig(**asdict(self.tricks))}
+        for kind in ("data", "model", "method"):
+            table = getattr(self.config, kind)
+            tables[kind] = table.model_copy(update={"options": self.defaults(kind) | table.options})
+        return self.config.replaced(**tables)
+
+    def defaults(self, kind: str) -> dict[str, Any]:
+        """The options of the "data", "model" or "method" where a file gives none, as far as a file can hold them."""
+        name = getattr(self.config, kind).name
+        if kind in self._live or name.startswith(_LIVE) or (kind == "data" and self.config.own_data):
+            return {}
+        found: dict[str, Any] = {"data": data_sets, "model": models, "method": methods}[kind].defaults(name)
+        return found
+
+    def anew(self, config: ExperimentConfig) -> Self:
+        """The experiment of another config with the same live objects; nothing that was made is shared."""
+        other = type(self).from_config(config, **self._live)
+        other._pretrained = self._pretrained
+        return other
+
+    @cached_property
+    def task(self) -> Task:
+        """What is learned."""
+        live = self._live.get("task")
+        if live is None:
+            self._refuse_missing("task")
+        return live if live is not None else task(self.config.task.name)
+
+    @cached_property
+    def method(self) -> Method[Any]:
+        """The method."""
+        live = self._live.get("method")
+        return live if live is not None else make(self.config.method.name, self.config.method.options)
+
+    @cached_property
+    def source(self) -> Data | Callable[[Any], Share] | None:
+        """The data set, or the function that gives each device its own share; None where only devices have data."""
+        live = self._live.get("data")
+        if isinstance(live, Data):
+            return live
+        if live is not None:
+            return data_sets.from_function(self.config.data.name, live, self.config.data.options)
+        self._refuse_missing("data")
+        if self.config.own_data:
+            return None
+        return data_sets.load(self.config.data.name, self.config.data.options)
+
+    @property
+    def data(self) -> Data | None:
+        """The whole data set; None where each device has its own."""
+        return self.source if isinstance(self.source, Data) else None
+
+    @cached_property
+    def tested(self) -> Data | None:
+        """The data set whose test part is the server's; None where it has none."""
+        if self.config.data.test is None:
+            return self.data
+        found = data_sets.load(self.config.data.test)
+        if not isinstance(found, Data):
+            raise ConfigError(
+                f"data.test: '{self.config.data.test}' gives single devices' shares; name one that gives a whole set"
+            )
+        return found
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Who has what."""
+        config = self.config.data
+        if self.source is None:
+            return RemoteShares(config.clients or 0)
+        if not isinstance(self.source, Data):
+            if config.clients is None:
+                raise ConfigError(
+                    f"data.clients: missing; '{config.name}' gives one device's share, so say how many there are"
+                )
+            return DeviceShares(self._own_share, config.clients)
+        return data_sets.split(
+            self.source,
+            config.clients,
+            config.split,
+            classes_per_client=config.classes_per_client,
+            unbalance=1.0 if config.unbalance is None else config.unbalance,
+            alpha=config.alpha,
+            equal=config.equal_sizes,
+            validation=config.validation,
+            fraction=config.fraction,
+            seed=self.config.seed,
+        )
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The devices; on a fleet those that are expected, since who comes is seen only then."""
+        if not len(self.shares):
+            return open_fleet(self.config.devices, self.config.seed)
+        by_group = self.config.devices.assignment == "group"
+        names = [self.shares.group_of(client) for client in range(len(self.shares))] if by_group else []
+        order = sorted({name for name in names if name is not None})
+        domains = [order.index(name) for name in names if name is not None] or None
+        return make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What the network must know of the data."""
+        if self._known is not None:
+            return self._known[0]
+        if self.source is None and self.tested is None:
+            return declared(self.config, self.task)
+        data = self.tested or self._first_devices()
+        x, y = data.train.batch(torch.zeros(1, dtype=torch.int64))
+        normalize = self.config.data.normalize
+        if normalize and data.mean is None:
+            raise ConfigError(
+                "data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)"
+            )
+        wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
+        # Of a multi-label target every entry is a class of its own; without a class axis every entry is a number.
+        one_each = self.task.class_axis is None or isinstance(self.task, MultiLabel)
+        classes = self.config.task.classes or data.classes
+        if classes is not None and data.classes is not None and classes < data.classes:
+            raise ConfigError(f"task.classes: given {classes}, but the data has {data.classes}; leave it out")
+        return Signature(
+            input_shape=tuple(self.config.model.input or data.input_shape),
+            tokens=not to_input(x).is_floating_point(),
+            target_shape=tuple(y.shape[1:]),
+            labels=not y.is_floating_point(),
+            outputs=y[0].numel() if one_each else classes or data.outputs,
+            classes=None if one_each else classes,
+            class_names=data.class_names,
+            mean=data.mean if wanted else None,
+            std=data.std if wanted else None,
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The full network with its first weights, normalisation included, some of it frozen."""
+        config, about = self.config.model, self.signature
+        live = self._own_model()
+        if live is None:
+            self._refuse_missing("model")
+        network = live or models.build(
+            config.name, about.input_shape, about.outputs, config.options, seed=self.config.seed
+        )
+        if about.mean is not None:
+            network = models.normalized(network, about.mean, about.std)
+        if config.weights is not None and self._known is None:  # a finished run's weights are in its checkpoint
+            network = with_weights(network, (self.config.folder or Path()) / config.weights)
+        return with_frozen(network, config.frozen)
+
+    @property
+    def tricks(self) -> Tricks:
+        """The shared tricks: the method's own where the experiment gives none.
+
+        Where devices do not tell how many samples they have, all count alike.
+        """
+        chosen = self.method.paper.chosen(self.config.tricks.model_dump())
+        if chosen.classwise_head and not self.config.tells("labels"):
+            if self.signature.classes is not None:
+                raise ConfigError(f"{self.config.method.name}'s classwise_head: {NEEDS_LABELS}")
+            chosen = replace(chosen, classwise_head=False)  # without classes it changes nothing
+        return chosen if self.config.tells("samples") else replace(chosen, weighting="clients")
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The blocks that can be removed."""
+        return stages(self._template[0], self.signature.example(2), self.config.model.blocks)
+
+    def _proxy(self) -> Proxy | None:
+        """The server's part of the data; None where each device has its own."""
+        from anysize.client.work import perform
+
+        if self._known is not None or not isinstance(self.source, Data):
+            return None
+        return Proxy(self._proxy_share, perform)
+
+    def _proxy_share(self, fraction: float) -> Share:
+        """An even draw of the training data, the same for every method, a fifth of it held out."""
+        assert isinstance(self.source, Data)
+        whole = self.source.train
+        order = torch.randperm(len(whole), generator=generator(self.config.seed, "proxy"))
+        chosen = order[: min(len(whole), max(5, round(fraction * len(whole))))]
+        held = max(1, len(chosen) // 5)
+        return Share(SubsetPart(whole, chosen[held:]), SubsetPart(whole, chosen[:held]))
+
+    def context_for(self, sizes: tuple[Size, ...], table: Table | None = None) -> Context:
+        """The context of a fleet that trains `sizes`."""
+        if self.signature.tokens and self.tricks.adversarial:
+            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; set it to 0")
+        return Context(
+            template=self._template[0],
+            axes=self.axes,
+            task=self.task,
+            sizes=sizes,
+            training=self.config.training,
+            tricks=self.tricks,
+            augment=self.config.data.augment,
+            classes=self.signature.classes,
+            scarce_activations=limits_activations(self.config.devices),
+            seed=self.config.seed,
+            initial=self._template[1],
+            pretrained=self._pretrained or self.config.model.weights is not None,
+            stages=self.stages,
+            proxy=self._proxy(),
+            table=table,
+            tells=frozenset(what for what in ("samples", "labels") if self.config.tells(what)),
+            device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
+            _skeletons=self._skeletons,
+        )
+
+    @cached_property
+    def axes(self) -> Axes:
+        """Which axis of which tensor belongs to which width group."""
+        config = self.config.model
+        return trace(
+            self._template[0],
+            self.signature.example(2),
+            keep=config.keep,
+            heads=config.heads,
+            class_axis=self.task.class_axis,
+            attributes=config.attributes,
+        )
+
+    def cost_in(self, context: Context, size: Size, state: Any = None) -> Cost:
+        """What a client of a size costs in a fleet that trains the context's sizes; by default in the first state."""
+        state = self.method.init(context) if state is None else state
+        return measure(context, self.method, state, size, self.example)
+
+    @cached_property
+    def example(self) -> Batch:
+        """A batch of the training batch size on the meta device."""
+        count, about = self.config.training.batch_size, self.signature
+        kind = torch.int64 if about.labels else torch.float32
+        return Batch(about.example(count), torch.zeros(count, *about.target_shape, dtype=kind, device="meta"))
+
+    @cached_property
+    def _template(self) -> tuple[nn.Module, dict[str, Tensor]]:
+        network = self.model if self.tricks.batch_norm in ("tracked", "local") else without_statistics(self.model)
+        return hollow(network), {name: tensor.clone() for name, tensor in tensors_of(network).items()}
+
+    @cached_property
+    def _skeletons(self) -> dict[tuple[float, int | None], nn.Module]:
+        return {}  # narrowed once for all contexts of this experiment
+
+    def _own_parts(self) -> list[str]:
+        """The parts of the experiment that are not ours: named "module:attribute", or live."""
+        names = {kind: str(getattr(self.config, kind).name) for kind in _MAY_LIVE}
+        return [f"your {kind} '{name.removeprefix(_LIVE)}'" for kind, name in names.items() if ":" in name]
+
+    def is_live(self, kind: str) -> bool:
+        """Whether the "data", "model", "method" or "task" is an object that no name leads to."""
+        return kind in self._live and str(getattr(self.config, kind).name).startswith(_LIVE)
+
+    def _own_model(self) -> nn.Module | None:
+        return self._live.get("model")
+
+    def _own_share(self, device: int) -> Share:
+        """What the data function gives for a device, refused where it has classes that the network does not know."""
+        assert callable(self.source)
+        share, classes = self.source(device), self.signature.classes
+        labels = share.train.labels()
+        if classes is None or labels.is_floating_point() or 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            return share
+        raise DataError(
+            f"device {device} has labels from {int(labels.min())} to {int(labels.max())}; the network has {classes} "
+            "outputs. Say how many classes there are with data.options.classes, which your function must accept"
+        )
+
+    def _first_devices(self) -> Data:
+        """The first device's data, with as many classes as the first devices have together."""
+        assert callable(self.source)
+        devices = range(min(self.config.data.clients or 1, _SCANNED))
+        classes = self.config.data.options.get("classes")
+        if classes is None:
+            found = [Data(train=self.source(device).train).classes for device in devices]
+            classes = max((count for count in found if count is not None), default=None)
+        return Data(train=self.source(0).train, classes=classes)
+
+    def _table(self, kind: str, value: Any) -> dict[str, Any]:
+        """The config table of a value that may be a name, a table or a live object."""
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping):
+            return dict(value)
+        self._live[kind] = value
+        if isinstance(value, Method) and is_dataclass(value):
+            options = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {"name": name_of(value), **options}
+        return {"name": f"{_LIVE}{getattr(value, '__name__', type(value).__name__)}"}
+
+    def _refuse_missing(self, kind: str) -> None:
+        name = getattr(self.config, kind).name
+        if name.startswith(_LIVE):
+            raise ConfigError(
+                f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it "
+                f"again with {kind}="
+            )
+
+
+def limits_activations(devices: DevicesConfig) -> bool:
+    """Whether any device's budget, or what capacities are fractions of, limits activation memory."""
+    budgets = (group.budget for group in devices.groups or ())
+    return devices.capacity_of == "activation_bytes" or any(b is not None and b.activation_bytes for b in budgets)
+
+
+def own_line(error: BaseException) -> str:
+    """Where the innermost line of neither this package, nor a library, nor Python was, or nothing."""
+    others = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*others, "<"))]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -1,0 +1,93 @@
+"""What a network must know of the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anysize.config.tables import ExperimentConfig
+from anysize.errors import ConfigError
+from anysize.tasks import MultiLabel, NextToken, Task
+from anysize.wire import Json
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a network must know of the data: kept in the checkpoint, so that a finished run needs the data no more.
+
+    Attributes:
+        input_shape: of one sample.
+        tokens: whether inputs are integers.
+        target_shape: of one sample's target.
+        labels: whether targets are integers.
+        outputs: how many numbers the network gives per sample or position.
+        classes: how many classes there are, or None.
+        class_names: their names, or None.
+        mean: per channel, of inputs in [0, 1]; None for no normalisation.
+        std: likewise.
+    """
+
+    input_shape: tuple[int, ...]
+    tokens: bool
+    target_shape: tuple[int, ...]
+    labels: bool
+    outputs: int
+    classes: int | None
+    class_names: tuple[str, ...] | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    def example(self, count: int) -> Tensor:
+        """An input batch of zeros, on the meta device."""
+        kind = torch.int64 if self.tokens else torch.float32
+        return torch.zeros(count, *self.input_shape, dtype=kind, device="meta")
+
+    def to_json(self) -> Json:
+        """As JSON; `from_json` is the inverse."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Json) -> Signature:
+        """The signature that `to_json` wrote."""
+        made: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**made)
+
+
+def declared(config: ExperimentConfig, task: Task) -> Signature:
+    """What the experiment says of data that only the devices have; an error that lists what it must say.
+
+    Raises:
+        ConfigError: with a line for each key that is missing.
+    """
+    model, about = config.model, config.task
+    one_each = task.class_axis is None or isinstance(task, MultiLabel)
+    tokens = isinstance(task, NextToken) if model.tokens is None else model.tokens
+    problems = []
+    if model.input is None:
+        problems.append("model.input: missing; give the shape of one sample, such as [1, 28, 28]")
+    if one_each and about.target is None:
+        problems.append("task.target: missing; give the shape of one sample's target, such as [1]")
+    if not one_each and about.classes is None:
+        problems.append("task.classes: missing; say how many classes there are")
+    if problems:
+        listed = "\n  ".join(problems)
+        raise ConfigError(f'data.name = "devices": the server sees no data, so the experiment must say:\n  {listed}')
+    shape = tuple(model.input or ())
+    target = about.target if about.target is not None else shape if isinstance(task, NextToken) else ()
+    return Signature(
+        input_shape=shape,
+        tokens=tokens,
+        target_shape=tuple(target),
+        labels=not one_each,
+        outputs=math.prod(target) if one_each else about.classes or 0,
+        classes=None if one_each else about.classes,
+        class_names=None,
+        mean=None,
+        std=None,
+    )

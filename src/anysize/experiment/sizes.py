@@ -1,0 +1,121 @@
+"""The size that each device group trains: the best that its budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from anysize.cost.count import first_fitting
+from anysize.devices.budget import Budget
+from anysize.devices.groups import DeviceGroup
+from anysize.errors import ConfigError
+from anysize.experiment.setup import Setup
+from anysize.methods.size import Size
+from anysize.methods.table import Table
+
+
+def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]) -> dict[str, Size]:
+    """The best of the method's choices that each group's budget, or its fraction of the full cost, allows.
+
+    A group that has a plain capacity trains what the method makes of it.
+    """
+    unit = setup.config.devices.capacity_of
+    method = setup.method
+    context = setup.context_for((), table)
+    costs: dict[Size, Mapping[str, float]] = {}
+
+    def units(size: Size) -> Mapping[str, float]:
+        entry = None if table is None else table.entry(size)
+        if entry is not None:
+            return entry.cost
+        if size not in costs:
+            costs[size] = setup.cost_in(setup.context_for((size,), table), size).units()
+        return costs[size]
+
+    solved: dict[str, Size] = {}
+    allowed: dict[str, list[Size]] = {}
+    budgets: dict[str, Budget] = {}
+    problems = []
+    for group in groups:
+        if group.capacity is not None and unit == "width":
+            solved[group.name] = method.sized(context, group.capacity)
+            continue
+        budget = group.budget
+        if budget is None and group.depth is None:
+            budget = Budget(**{unit: (group.capacity or 1.0) * units(Size(1.0))[unit]})
+        choices = [size for size in method.choices(context) if group.depth in (None, size.depth)]
+        problem = _no_choice(setup, table, group, budget, choices)
+        size = None if problem else first_fitting(choices, budget.fits if budget else lambda _: True, units)
+        if size is None:
+            problems.append(
+                problem or f"devices: group '{group.name}' can train no size; {_least(choices, budget, units)}"
+            )
+            continue
+        solved[group.name] = _labelled(size, group)
+        if budget is not None:
+            allowed[group.name], budgets[group.name] = choices, budget
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return lowered(setup, table, solved, budgets, allowed)
+
+
+def _no_choice(
+    setup: Setup, table: Table | None, group: DeviceGroup, budget: Budget | None, choices: Sequence[Size]
+) -> str | None:
+    """Why a group has nothing to choose from, or None."""
+    name = setup.config.method.name
+    if not choices:
+        every = setup.method.choices(setup.context_for((), table))
+        depths = sorted({size.depth for size in every if size.depth is not None})
+        known = f"it trains depths {', '.join(map(str, depths))}" if depths else "it does not change the depth"
+        return f"devices: group '{group.name}' has depth = {group.depth}, which {name} cannot train; {known}"
+    timed = table is not None and all("latency_ms" in entry.cost for entry in table.entries)
+    if budget is not None and budget.latency_ms is not None and not timed:
+        return (
+            f"devices: group '{group.name}' limits latency_ms, which is measured only for a method with a look-up "
+            "table (elf) and kept in its file; name the file in method.table"
+        )
+    return None
+
+
+def _labelled(size: Size, group: DeviceGroup) -> Size:
+    """The size under the group's label, unless that is its own."""
+    return replace(size, name="" if group.label == size.label else group.label)
+
+
+def _least(choices: Sequence[Size], budget: Budget | None, units: Callable[[Size], Mapping[str, float]]) -> str:
+    """What the choices cost at least, in the units of a budget."""
+    limits = {} if budget is None else budget.limits()
+    least = ", ".join(f"{unit} = {min(units(size)[unit] for size in choices):g}" for unit in limits)
+    return f"the smallest needs {least}"
+
+
+def lowered(
+    setup: Setup,
+    table: Table | None,
+    solved: dict[str, Size],
+    budgets: Mapping[str, Budget],
+    allowed: Mapping[str, list[Size]],
+) -> dict[str, Size]:
+    """The sizes, lowered among the choices until each fits its budget in the fleet that they make together.
+
+    What a size costs may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
+    """
+    while budgets:
+        context = setup.context_for(tuple(sorted(set(solved.values()), key=lambda size: size.order)), table)
+        state = setup.method.init(context)
+        costs = {name: setup.cost_in(context, solved[name], state).units() for name in budgets}
+        timed = {name: costs[name] | {"latency_ms": 0.0} for name in budgets}  # time was judged by the table
+        over = [name for name, budget in budgets.items() if not budget.fits(timed[name])]
+        if not over:
+            break
+        for name in over:
+            unnamed = [replace(size, name="") for size in allowed[name]]
+            below = unnamed[unnamed.index(replace(solved[name], name="")) + 1 :]
+            if not below:
+                raise ConfigError(
+                    f"devices: group '{name}' can train no size in this fleet; the smallest needs "
+                    + ", ".join(f"{unit} = {costs[name][unit]:g}" for unit in budgets[name].limits())
+                )
+            solved[name] = replace(below[0], name=solved[name].name or name)
+    return solved

@@ -1,0 +1,1 @@
+"""Finished networks as files: ONNX, torch.export, safetensors, and the bundle."""

@@ -1,0 +1,197 @@
+"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from anysize.config.extras import needs
+from anysize.elastic.skeleton import tensors_of
+from anysize.elastic.tracing.forward import unread_masks
+from anysize.errors import ModelError, unknown
+from anysize.experiment.signature import Signature
+from anysize.rng import generator
+from anysize.wire import Json
+
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        size_bytes: its length.
+        difference: the largest difference between its outputs and the network's, on random inputs.
+    """
+
+    path: Path
+    size_bytes: int
+    difference: float
+
+
+def export(network: nn.Module, path: str | Path, signature: Signature, about: Json | None = None) -> Exported:
+    """Write `network` in the format of the path's ending, and check the file against the network.
+
+    Args:
+        network: a network in evaluation mode, with fixed statistics.
+        path: a path that ends in .onnx (any number of samples in a batch), .pt2 (torch.export) or .safetensors
+            (weights).
+        signature: shapes and types of its inputs.
+        about: facts to store with the weights, if the format can.
+    """
+    path = Path(path)
+    check_path(path)
+    ending = path.suffix.lower()
+    write, read = _FORMATS[ending]
+    inputs = sample_inputs(signature, 2)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{ending}")
+    try:
+        with torch.no_grad():
+            expected = network.eval()(inputs)
+        write(network, partial, inputs, about or {})
+        difference = _difference(read(network, partial, inputs), expected)
+        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
+        partial.replace(path)
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return Exported(path, path.stat().st_size, difference)
+
+
+def check_path(path: Path, endings: Collection[str] | None = None) -> None:
+    """Refuse a path that no network can be written to; by default, one that `export` cannot write."""
+    known = _FORMATS if endings is None else endings
+    if path.suffix.lower() not in known:
+        raise ModelError(unknown("export format", path.suffix or path.name, known))
+    if not path.parent.is_dir():
+        raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ModelError(f"cannot write {path}: it is a folder")
+
+
+def sample_inputs(signature: Signature, count: int) -> Tensor:
+    """Random inputs of the network's input type: values in [0, 1], or tokens."""
+    random = generator("export", count)
+    shape = (count, *signature.input_shape)
+    if signature.tokens:
+        # The vocabulary is known if every position is predicted; otherwise it has at least two tokens.
+        vocabulary = signature.outputs if signature.target_shape == signature.input_shape else 2
+        return torch.randint(vocabulary, shape, generator=random)
+    return torch.rand(shape, generator=random)
+
+
+def _difference(outputs: Tensor, expected: Tensor) -> float:
+    if outputs.shape != expected.shape:
+        return math.inf
+    return float((outputs - expected).abs().max())
+
+
+def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+    if (missing := onnx_needs()) is not None:
+        raise ModelError(missing)
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with traced("ONNX", path), warnings.catch_warnings(), quiet, silenced("torch.onnx", "onnxscript"):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            network,
+            (inputs,),
+            dynamo=True,
+            input_names=["input"],
+            output_names=["output"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+        assert program is not None
+        program.model.metadata_props["anysize"] = json.dumps(about, sort_keys=True)
+        program.save(str(path), external_data=False)
+
+
+def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    # Also one sample at a time: a batch size that became a constant would show here.
+    rows = [session.run(None, {"input": inputs[i : i + 1].numpy()})[0] for i in range(len(inputs))]
+    return torch.cat([torch.from_numpy(row) for row in rows])
+
+
+def _write_program(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+    with traced("torch.export", path), warnings.catch_warnings(), silenced("torch.export"):
+        warnings.simplefilter("ignore")
+        program = torch.export.export(network, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, str(path), extra_files={"anysize.json": json.dumps(about, sort_keys=True)})
+
+
+def _run_program(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+    module = torch.export.load(str(path)).module()
+    with torch.no_grad():
+        return torch.cat([module(inputs[i : i + 1]) for i in range(len(inputs))])
+
+
+def _write_weights(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+    safetensors.torch.save_file(tensors_of(network), path, {"anysize": json.dumps(about, sort_keys=True)})
+
+
+def _run_weights(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        outputs: Tensor = torch.func.functional_call(network, safetensors.torch.load_file(path), (inputs,))
+    return outputs
+
+
+def onnx_needs() -> str | None:
+    """What is missing for ONNX, and how to get it; None where nothing is."""
+    return needs("ONNX", "export", "onnx", "onnxscript", "onnxruntime")
+
+
+@contextlib.contextmanager
+def traced(form: str, path: Path) -> Iterator[None]:
+    """Turn any exception of the tracer, which raises many types, into one line that says what to do."""
+    try:
+        with unread_masks():
+            yield
+    except OSError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        raise ModelError(
+            f"the network cannot be written as {path.suffix}: {form} failed ({reason}). Its weights can be written as "
+            ".safetensors"
+        ) from error
+
+
+@contextlib.contextmanager
+def silenced(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+_Write = Callable[[nn.Module, Path, Tensor, Json], None]
+_Read = Callable[[nn.Module, Path, Tensor], Tensor]
+_FORMATS: dict[str, tuple[_Write, _Read]] = {
+    ".onnx": (_write_onnx, _run_onnx),
+    ".pt2": (_write_program, _run_program),
+    ".safetensors": (_write_weights, _run_weights),
+}

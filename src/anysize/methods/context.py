@@ -1,0 +1,102 @@
+"""What server and clients both know: the model without its weights, the task, the sizes, the options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.config.tables import TrainingConfig
+from anysize.data import Share
+from anysize.elastic.axes import Axes
+from anysize.elastic.depth import Stage, without
+from anysize.elastic.slicing import narrow
+from anysize.methods.messages import Update
+from anysize.methods.size import Size
+from anysize.methods.table import Table
+from anysize.methods.training import Tricks
+from anysize.tasks import Task
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A little data on the server, and the ordinary local training on it.
+
+    Attributes:
+        share: gives a fraction of the training data, drawn evenly, with a fifth of it held out.
+        perform: does what a client does with a message; see `anysize.client.work.perform`.
+    """
+
+    share: Callable[[float], Share]
+    perform: Callable[..., Update]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The immutable facts of an experiment, the same on the server and every client except for what only a server has.
+
+    Attributes:
+        template: the full network's structure (a skeleton: no weights), with batch-norm as `tricks` says.
+        axes: which axis of which tensor belongs to which width group.
+        task: what is learned.
+        sizes: the sizes that the fleet trains, smallest first.
+        training: the local training options.
+        tricks: the shared tricks; the method's own values if the experiment gives none.
+        augment: names of the augmentations of a client's batches.
+        classes: how many classes the task has; None if it has none.
+        scarce_activations: whether a device's budget limits the memory of a training step, so that a method should
+            spend time rather than memory.
+        seed: the seed of the whole run.
+        initial: the full network's weights at the start; None on a client.
+        built: a cache, by method and shapes, of networks that `local` trains again and again.
+        pretrained: whether `initial` was learned, so that a method must start from it rather than draw new weights.
+        stages: the blocks that can be removed.
+        proxy: data and training for what a method measures before the first round; None on a client.
+        table: the results of these measurements; None on a client, and for methods that need none.
+        device: where a client's tensors are while it works.
+        tells: what a client may reveal about its data: its number of "samples", its "labels" (which classes it has).
+    """
+
+    template: nn.Module
+    axes: Axes
+    task: Task
+    sizes: tuple[Size, ...]
+    training: TrainingConfig
+    tricks: Tricks
+    augment: tuple[str, ...] = ()
+    classes: int | None = None
+    scarce_activations: bool = False
+    seed: int = 0
+    initial: Mapping[str, Tensor] | None = None
+    pretrained: bool = False
+    stages: tuple[Stage, ...] = ()
+    proxy: Proxy | None = None
+    table: Table | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tells: frozenset[str] = frozenset({"samples", "labels"})
+    built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
+    _skeletons: dict[tuple[float, int | None], nn.Module] = field(default_factory=dict, repr=False, compare=False)
+
+    def skeleton(self, width: float, depth: int | None = None) -> nn.Module:
+        """The network cut to a width and a depth, without weights; made once, so copy it before you change it."""
+        if (width, depth) not in self._skeletons:
+            whole = narrow(self.template, self.axes, width) if depth is None else self.skeleton(width)
+            self._skeletons[width, depth] = whole if depth is None else without(whole, self.stages, depth)
+        return self._skeletons[width, depth]
+
+    @property
+    def largest(self) -> Size:
+        """The largest trained size."""
+        return self.sizes[-1]
+
+    def start(self) -> Mapping[str, Tensor]:
+        """The full network's weights at the start; fails on a client, which never holds them."""
+        assert self.initial is not None, "only the server holds the initial weights"
+        return self.initial
+
+    def for_client(self) -> Context:
+        """The same context without what only the server may hold."""
+        return replace(self, initial=None, proxy=None, table=None)

@@ -1,0 +1,137 @@
+"""What methods are made of: cutting and pasting tensors, nested networks, checks of updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anysize.elastic.axes import Kept
+from anysize.elastic.ensemble import scaled_to_own_width
+from anysize.elastic.slicing import scatter_, take
+from anysize.elastic.views import Nested
+from anysize.errors import MethodError
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.wire import Json, Tensors
+
+
+def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) -> SubModel:
+    """A sub-model with the ticket that every client task needs."""
+    ticket = {
+        "client": client.id,
+        "round": client.round,
+        "size": client.size.label,
+        "width": width,
+        "seed": client.seed,
+    }
+    return SubModel(tensors, ticket | more)
+
+
+def cut(context: Context, tensors: Mapping[str, Tensor], width: float | Kept) -> Tensors:
+    """The full network's tensors cut to `width`, or to the units that are kept."""
+    kept = context.axes.kept(width)
+    return {name: take(tensor, context.axes.index(name, kept)) for name, tensor in tensors.items()}
+
+
+def first_tensors(context: Context, width: float, kept: Kept | None = None) -> Tensors:
+    """What a network of its own of that width starts with: a part of the full one's start.
+
+    Without rescaled initialisation its layers are brought to the scale that a network of that width draws; a learned
+    start is taken as it is.
+
+    Args:
+        context: the server's.
+        width: of the network.
+        kept: which units are its part; by default the first of every group.
+    """
+    tensors = cut(context, context.start(), width if kept is None else kept)
+    if context.tricks.rescaled_init or context.pretrained:
+        return tensors
+    return scaled_to_own_width(tensors, context.skeleton(width), context.template)
+
+
+def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Tensor], width: float) -> Tensors:
+    """Copies of the full tensors `into` with the entries of a network of `width` in their places."""
+    kept = context.axes.kept(width)
+    full = {name: into[name].clone() for name in into}
+    for name, tensor in tensors.items():
+        scatter_(full[name], context.axes.index(name, kept), tensor)
+    return full
+
+
+def widths_up_to(context: Context, width: float) -> list[float]:
+    """The distinct widths that the fleet trains and that a network of `width` holds, smallest first."""
+    return sorted({size.width for size in context.sizes if size.width < width} | {width})
+
+
+def nested_parts(context: Context, ticket: Json | None) -> dict[str, int]:
+    """`Method.parts` of a network that holds every smaller trained one: the smallest, and what each larger one adds."""
+    widths = widths_up_to(context, context.largest.width if ticket is None else float(ticket["width"]))
+    counts = [trained_parameters(context.skeleton(width)) for width in widths]
+    return {f"{width:g}": count - inner for width, count, inner in zip(widths, counts, [0, *counts])}
+
+
+def trained_parameters(module: nn.Module) -> int:
+    """How many numbers of a network are trained: its parameters that are not frozen.
+
+    >>> trained_parameters(nn.Linear(2, 3))
+    9
+    """
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> Nested:
+    """The skeleton of the sub-model's network and of every smaller trained one inside it.
+
+    A client that is asked to evaluate or to calibrate runs the largest alone.
+
+    Args:
+        context: what server and client both know.
+        sub_model: what the client received.
+        own: names of tensors that every network has for itself.
+    """
+    widths = [sub_model.width] if sub_model.finished else widths_up_to(context, sub_model.width)
+    return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
+
+
+def class_weights(context: Context, update: Update) -> Tensor | None:
+    """One where the client holds the class, zero elsewhere; None where the classifier is averaged like all else."""
+    classes = update.ticket.get("classes")
+    if not context.tricks.classwise_head or classes is None:
+        return None
+    return torch.tensor(classes, dtype=torch.float32)
+
+
+def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
+    """The updates as they stream, each refused with its client's name if it cannot be averaged.
+
+    That is: numbers that are not finite, a number of samples that is none, classes that the task has not.
+    `StreamingMean` refuses names and shapes that do not fit.
+    """
+    for update in updates:
+        problems = [
+            f"{name} with numbers that are not finite: lower training.learning_rate or set training.clip"
+            for name, tensor in update.tensors.items()
+            if not finite(tensor)
+        ]
+        samples, classes = update.ticket.get("samples"), update.ticket.get("classes")
+        told = samples is not None or context.tricks.weighting == "samples"
+        if told and (not isinstance(samples, int | float) or not 0 < samples < math.inf):
+            problems.append(f"samples = {samples!r}; a number above 0 is needed")
+        if classes is not None and (len(classes) != context.classes or not set(classes) <= {0, 1}):
+            problems.append(f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed")
+        if problems:
+            ticket = update.ticket
+            raise MethodError(f"round {ticket['round']}: client {ticket['client']} sent {'; '.join(problems)}")
+        yield update
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, by one sum: it is, unless something in it is not (or it overflows, as bad)."""
+    if not tensor.is_floating_point():
+        return True
+    return bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))

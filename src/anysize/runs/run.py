@@ -1,0 +1,252 @@
+"""A run in its directory, finished or not: its history, and networks of any size cut from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from anysize.client.batches import batches, draw
+from anysize.client.process import hold_memory, one_thread
+from anysize.client.shards import finished, statistics_of
+from anysize.client.work import needs_calibration
+from anysize.cost.count import Cost, first_fitting
+from anysize.devices.budget import Budget
+from anysize.elastic.norm import Statistics, batch_norms
+from anysize.engines.inprocess import InProcess
+from anysize.errors import CheckpointError, ConfigError, DataError, unknown
+from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.experiment.signature import Signature
+from anysize.export.formats import Exported
+from anysize.methods.base import Mixture
+from anysize.methods.size import Levels, Size
+from anysize.rng import generator
+from anysize.runs import checkpoint as checkpoints
+from anysize.runs.directory import saved_config
+from anysize.runs.events import history
+from anysize.server.calibration import calibrate, untrained
+from anysize.server.judging import check_attackable, on_test, under_attack
+from anysize.wire import Json
+
+
+def load(directory: str | Path, **live: Any) -> Run:
+    """The run in a directory, finished or not.
+
+    Args:
+        directory: of the run.
+        **live: `model=`, `data=`, `task=` or `method=`, if the run was made with objects that a file cannot name.
+    """
+    return Run(Path(directory), None, **live)
+
+
+class Run:
+    """A run in its directory: its history, and networks of any size cut from it.
+
+    Attributes:
+        directory: where it is.
+        config: the complete experiment, as the directory has it.
+        experiment: what it was made with.
+    """
+
+    def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
+        self.directory = directory
+        about = checkpoints.peek(directory)
+        self.config = saved_config(directory)
+        self.experiment = experiment or Experiment.from_config(self.config, _known(directory, about), **live)
+        fresh = self.experiment.method.init(self.experiment.context)
+        self._checkpoint = checkpoints.restore_from(directory, fresh)
+
+    @property
+    def round(self) -> int:
+        """The last finished round."""
+        return self._checkpoint.round
+
+    @property
+    def state(self) -> Any:
+        """The method's state."""
+        return self._checkpoint.state
+
+    @property
+    def history(self) -> list[Json]:
+        """The round events, one for each round."""
+        return history(self.directory)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes that were trained."""
+        return list(self.experiment.method.sizes(self.experiment.context))
+
+    def size(self, given: float | str) -> Size:
+        """The size of a label, or of a width, trained or not."""
+        labels = {size.label: size for size in self.sizes}
+        text = given if isinstance(given, str) else repr(float(given))
+        if text in labels:
+            return labels[text]
+        try:
+            width = float(text)
+        except ValueError:
+            raise ConfigError(unknown("size", text, labels) + ", or any width up to the largest") from None
+        if not 0 < width <= 1:
+            raise ConfigError(f"size {text}: a width must be above 0 and at most 1; trained: {', '.join(labels)}")
+        return next((size for size in self.sizes if size.width == width), Size(width))
+
+    @property
+    def levels(self) -> Levels | None:
+        """The robustness that a customised network can have; None where the method offers no choice."""
+        return self.experiment.method.levels(self.experiment.context)
+
+    def customize(
+        self, size: float | str | None = None, budget: Budget | None = None, robustness: float | None = None
+    ) -> nn.Module:
+        """An ordinary network in evaluation mode, with fixed batch-norm statistics.
+
+        Args:
+            size: a label or a width; by default the largest.
+            budget: instead of a size: the largest trained size that fits it.
+            robustness: between 0 (accurate) and 1 (robust), where the method offers a choice.
+        """
+        if size is not None and budget is not None:
+            raise ConfigError("give a size or a budget, not both")
+        chosen = self.sizes[-1] if size is None else self.size(size)
+        if budget is not None:
+            chosen = self.fitting(budget)
+        chosen = self._robust(chosen, robustness)
+        context, method = self.experiment.context, self.experiment.method
+        with one_thread():
+            return finished(context, method, self.state, chosen, self._statistics([chosen]))
+
+    def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
+        """Writes several sizes, by default all that were trained, as one file for `anysize.runtime`."""
+        from anysize.export.bundle import Entry, write_bundle
+
+        context, method, levels = self.experiment.context, self.experiment.method, self.levels
+        chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        values: Sequence[float | None] = [None] if levels is None else levels.values
+        entries = [
+            Entry(
+                label=size.label,
+                width=size.width,
+                networks={value: self.customize(size.label, robustness=value) for value in values},
+                mixes=levels is not None and levels.mixes,
+                products=method.products(context, self.state, size),
+            )
+            for size in sorted(chosen, key=lambda size: size.width)
+        ]
+        about = {"run": self.config.name, "method": self.config.method.name, "round": self.round}
+        with one_thread():
+            return write_bundle(entries, path, self.experiment.signature, context.axes, about)
+
+    def fitting(self, budget: Budget) -> Size:
+        """The largest trained size that fits a budget."""
+        largest_first = sorted(self.sizes, key=lambda size: size.order, reverse=True)
+        size = first_fitting(largest_first, budget.fits, lambda size: self.cost(size).units())
+        if size is None:
+            smallest = self.cost(self.sizes[0]).units()
+            needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
+            raise ConfigError(f"no trained size fits the budget; the smallest, {self.sizes[0].label}, needs {needs}")
+        return size
+
+    def cost(self, size: Size) -> Cost:
+        """What a size costs."""
+        return self.experiment.cost(size, state=self.state)
+
+    def evaluate(
+        self, sizes: Sequence[float | str] | None = None, robustness: float | None = None
+    ) -> dict[str, dict[str, float]]:
+        """The customised networks' metrics on the test set by size label, for trained sizes or any others."""
+        test, batch = evaluation_part(self.experiment), self.config.evaluation.batch_size
+        wanted = self._wanted(sizes, robustness)
+        context, method = self.experiment.context, self.experiment.method
+        hold_memory()
+        with one_thread():
+            apart = self.config.evaluation.by_domain
+            return on_test(context, method, self.state, test, self._statistics(wanted), batch, wanted, apart)
+
+    def attack(
+        self,
+        sizes: Sequence[float | str] | None = None,
+        robustness: float | None = None,
+        kind: Literal["pgd", "auto"] | None = None,
+    ) -> dict[str, list[Json]]:
+        """The metric per size label and level of robustness on clean test samples and on the same under attack.
+
+        Args:
+            sizes: labels or widths; by default those that were trained.
+            robustness: one level; by default those that the experiment names.
+            kind: of attack; by default the experiment's, or "pgd" where it has none.
+        """
+        test, options = evaluation_part(self.experiment), self.config.evaluation
+        chosen = kind or (options.attack if options.attack != "none" else "pgd")
+        wanted = self._wanted(sizes, robustness)
+        context, method = self.experiment.context, self.experiment.method
+        check_attackable(self.experiment)
+        with one_thread():
+            statistics = self._statistics(wanted)
+            strength = options.model_copy(update={"attack": chosen})
+            return under_attack(context, method, self.state, test, statistics, strength, wanted)
+
+    def _wanted(self, sizes: Sequence[float | str] | None, robustness: float | None) -> list[Size]:
+        chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        return [self._robust(size, robustness) for size in chosen]
+
+    def _robust(self, size: Size, robustness: float | None) -> Size:
+        """The size at a level of robustness, refused where the method has no such."""
+        if robustness is None:
+            return size
+        levels = self.levels
+        if levels is None:
+            raise ConfigError(
+                f"robustness {robustness:g}: {self.config.method.name} was not trained for a choice of robustness"
+            )
+        if not levels.allows(robustness):
+            raise ConfigError(f"robustness {robustness:g}: allowed: {levels}")
+        return replace(size, robustness=float(robustness))
+
+    def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
+        """Statistics of these sizes: those of the checkpoint, and what it lacks estimated now."""
+        context, method, known = self.experiment.context, self.experiment.method, self._checkpoint.statistics
+        if self.levels is not None or not batch_norms(context.template):  # networks that have their own, or need none
+            return {}
+        missing = [size for size in sizes if statistics_of(context, method, self.state, size, known) is None]
+        trained = {size.label for size in self.sizes}
+        # A mixture's members were all trained, whichever sizes were: their statistics are known, or calibrated as ever.
+        new = [size for size in missing if size.label not in trained and not isinstance(method, Mixture)]
+        old = [size for size in missing if size not in new]
+        if old and needs_calibration(context):
+            known = known | self._calibrated(old)
+        return known | {size.label: self._untrained(size) for size in new}
+
+    def _calibrated(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
+        """Statistics of sizes, estimated now on the clients' data, if it is here."""
+        experiment = self.experiment
+        if experiment.config.own_data:
+            raise DataError(
+                f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "
+                "devices, and none that can run it has answered. They are estimated at evaluations: go on with --resume"
+            )
+        engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
+        return calibrate(experiment, self.state, engine, experiment.fleet, self.round, sizes)
+
+    def _untrained(self, size: Size) -> Statistics:
+        """Statistics of a size that was never trained, whatever the batch-norm treatment: nobody has tracked any."""
+        experiment, count = self.experiment, self.config.evaluation.calibration_clients
+        shares, batch = experiment.shares, self.config.training.batch_size
+        random = generator(self.config.seed, self.round, "untrained")
+        chosen = torch.randperm(len(shares), generator=random)[:count].tolist()
+        parts = [shares.share(client).train for client in chosen]
+        most = self.config.evaluation.calibration_samples
+        orders = [torch.randperm(len(part), generator=random)[:most] for part in parts]
+        inputs = [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
+        return untrained(experiment.context, experiment.method, self.state, size, inputs)
+
+
+def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
+    """What a checkpoint knows of the data and of the sizes that the fleet trained."""
+    try:
+        return Signature.from_json(about["signature"]), tuple(Size(**size) for size in about["sizes"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint in {directory} is damaged: {error}") from None

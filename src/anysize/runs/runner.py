@@ -1,0 +1,539 @@
+"""Rounds, evaluation, checkpoint and resume, events: a run from its directory's first file to its last event."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anysize import config as configs
+from anysize import interrupts
+from anysize.client import stacking
+from anysize.client.process import hold_memory, one_thread
+from anysize.cost.count import Cost
+from anysize.devices.fleet import Fleet
+from anysize.devices.groups import round_seconds
+from anysize.engines.base import Absence, Engine
+from anysize.engines.inprocess import InProcess
+from anysize.engines.stacked import Stacked
+from anysize.engines.workers.engine import Processes, obstacle
+from anysize.engines.workers.pool import WorkerPool
+from anysize.errors import AnysizeError, CheckpointError, ConfigError
+from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
+from anysize.methods.messages import Client, Update
+from anysize.profiling import Clock, measuring, stage
+from anysize.runs import checkpoint as checkpoints
+from anysize.runs import directory as directories
+from anysize.runs.checkpoint import Checkpoint
+from anysize.runs.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
+from anysize.runs.progress import OnEvent, watched
+from anysize.runs.resuming import resumed
+from anysize.runs.run import Run
+from anysize.server.calibration import calibrate
+from anysize.server.judging import by_group, check_attackable, judged, on_clients, on_test, under_attack
+from anysize.server.round import Tally, run_round
+from anysize.wire import Json, Tensors, flatten, restore
+
+_HISTOGRAM_CLIENTS = 200
+
+
+MakeEngine = Callable[[Experiment, Mapping[int, Tensors]], Engine]
+"""Makes an engine for an experiment, given what stayed with each client, which the run goes on changing."""
+
+
+def run(
+    source: str | Path | Experiment,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    profile: bool = False,
+    progress: bool | None = None,
+    on_event: OnEvent | None = None,
+    engine: MakeEngine | None = None,
+    pool: WorkerPool | None = None,
+) -> Run:
+    """Runs an experiment to its end and gives the finished run.
+
+    Args:
+        source: an experiment file, or an experiment.
+        out: the run directory; by default runs/<name>.
+        overrides: "key=value" changes to the file.
+        resume: go on with the run that the directory holds; what the source leaves out stays as it was there.
+        overwrite: delete the run that the directory holds.
+        profile: note in every round's event where its time went; see `anysize.profiling`.
+        progress: show how far it is, with a bar on a terminal and lines elsewhere; by default on a terminal only, and
+            not where `on_event` is given.
+        on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
+        engine: makes the engine, in place of the one that the experiment names: a fleet of real devices.
+        pool: worker processes that have been started already, for the engine that has such; it is left for other runs.
+    """
+    experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
+    directory = Path(out) if out is not None else Path("runs") / experiment.config.name
+    hold_memory()
+    clock = Clock() if profile else None
+    watching = watched(experiment.config.rounds, on_event, progress)
+    # One thread: their number changes last bits, on the server as on a client.
+    with interrupts.deferred(), watching as tell, one_thread(), measuring(clock):
+        runner = _Runner(experiment, directory, tell, clock, engine, pool)
+        experiment = runner.go(resume=resume, overwrite=overwrite)
+    return Run(directory, experiment)
+
+
+class _Runner:
+    """One run from its directory's first file to its last event."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path,
+        on_event: OnEvent,
+        clock: Clock | None = None,
+        make_engine: MakeEngine | None = None,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._make_engine = make_engine
+        self._clock = clock
+        self._directory = directory
+        self._on_event = on_event
+        self._costs: dict[str, Cost] = {}
+        self._metrics: list[str] = []
+        self._saved = 0  # the round of the checkpoint in the directory
+        self._pool = pool
+        self._void = 0  # rounds in a row with too few answers
+        self._devices: dict[int, Json] = {}  # the name and the group of each that has come
+
+    def go(self, *, resume: bool, overwrite: bool) -> Experiment:
+        """Runs to the end; the experiment as it was run."""
+        began = time.perf_counter()
+        with self._experiment.blamed("before the first round"), ExitStack() as stack:
+            self._check(resume, overwrite)
+            self._pool = self._started_pool(stack) if self._wants_pool() else None
+            fresh = self._tried()
+            directories.make(self._directory)
+            stack.enter_context(directories.locked(self._directory))
+            current = self._resumed(fresh) if resume else self._begun(fresh, overwrite)
+            engine = stack.enter_context(self._engine(current))
+            started = stack.pop_all()
+        with started:
+            self._profile()  # the first round's time starts here, with workers ready
+            while current.round < self._experiment.config.rounds:
+                interrupts.check()
+                with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
+                    current = self._round(current, engine)
+            end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
+            self._event(end | self._profile())
+        return self._experiment
+
+    def _check(self, resume: bool, overwrite: bool) -> None:
+        """Refuses what can be seen to be wrong before anything is prepared."""
+        if self._make_engine is None:
+            _check_engine(self._experiment.config)
+        if resume:
+            self._check_resumable()
+        else:
+            directories.check_free(self._directory, overwrite)
+
+    def _wants_pool(self) -> bool:
+        """Whether worker processes will be needed."""
+        ours = self._make_engine is None and self._experiment.config.engine.name == "processes"
+        return ours and obstacle(self._experiment) is None
+
+    def _started_pool(self, stack: ExitStack) -> WorkerPool:
+        """Worker processes, which start while the rest is prepared; new ones end with the stack."""
+        pool = self._pool or stack.enter_context(WorkerPool(self._experiment.config.engine.workers))
+        pool.start()
+        return pool
+
+    def _tried(self) -> Any:
+        """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
+        experiment = self._experiment
+        if "test" in experiment.config.evaluation.on:
+            evaluation_part(experiment)
+        interrupts.check()
+        if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
+            raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
+        if experiment.config.evaluation.attack != "none":
+            check_attackable(experiment)
+        if experiment.config.training.stack > 1:
+            stacking.check(experiment.context, experiment.method)
+        self._metrics = metric_names(experiment)
+        fresh = experiment.method.init(experiment.context)
+        for size in experiment.context.sizes:
+            interrupts.check()
+            self._costs[size.label] = experiment.cost(size, state=fresh)
+        return fresh
+
+    def _begun(self, fresh: Any, overwrite: bool) -> Checkpoint:
+        """The checkpoint before the first round of a new run."""
+        directories.check_free(self._directory, overwrite)
+        directories.clear(self._directory)
+        self._write_about()
+        return self._started(fresh)
+
+    def _resumed(self, fresh: Any) -> Checkpoint:
+        """The checkpoint from which the run in the directory goes on."""
+        if not directories.has_progress(self._directory):
+            return self._begun(fresh, overwrite=True)
+        current = checkpoints.restore_from(self._directory, fresh)
+        self._saved = current.round
+        rounds = self._experiment.config.rounds
+        if current.round > rounds:
+            raise CheckpointError(
+                f"{self._directory} has finished {current.round} rounds already, and rounds = {rounds}; give at least "
+                f"rounds = {current.round}"
+            )
+        directories.rewind(self._directory, current.round)
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
+        if not (self._directory / EVENTS).is_file():
+            self._event(self._start_event())
+        self._event({"event": "resume", "round": current.round})
+        return current
+
+    def _started(self, fresh: Any) -> Checkpoint:
+        current = Checkpoint(0, fresh)
+        directories.begin_rows(self._directory, self._metrics)
+        self._save(current)
+        self._event(self._start_event())
+        return current
+
+    def _engine(self, current: Checkpoint) -> Engine:
+        engine, stack = self._plain_engine(current), self._experiment.config.training.stack
+        return engine if stack == 1 else Stacked(engine, stack, self._experiment.shares.samples)
+
+    def _plain_engine(self, current: Checkpoint) -> Engine:
+        experiment, options = self._experiment, self._experiment.config.engine
+        if self._make_engine is not None:
+            return self._make_engine(experiment, current.kept)
+        if options.name != "inprocess":
+            reason = obstacle(experiment)
+            if reason is None and self._pool is not None:
+                return Processes(experiment, current.kept, pool=self._pool)
+            if reason is None:
+                return engine_kind(options.name)(experiment, current.kept, options.workers)
+            self._on_event({"event": "notice", "text": f"clients run in this process, one after another: {reason}"})
+        return InProcess(experiment.context, experiment.method, experiment.shares, current.kept)
+
+    def _round(self, before: Checkpoint, engine: Engine) -> Checkpoint:
+        began = time.perf_counter()
+        experiment, number = self._experiment, before.round + 1
+        config, context, method = experiment.config, experiment.context, experiment.method
+        rate = config.training.rate(number - 1, config.rounds)
+        fleet = engine.fleet(number, experiment.fleet)
+        self._introduce(number, fleet)
+        clients = self._clients(number, fleet)
+        least = config.engine.min_clients or (0 if fleet.present is None else 1)
+        state, tally = run_round(
+            context, method, before.state, clients, engine, rate, self._progress(number, len(clients)), least
+        )
+        momentum, missing = before.momentum, list[Absence]()
+        if not tally.void:
+            factor, buffers = context.tricks.server_momentum, dict(context.template.named_buffers())
+            state, momentum = with_momentum(before.state, state, before.momentum, factor, buffers)
+        if number == config.rounds:
+            who = (context, engine, fleet, number, config.evaluation.clients)
+            state = method.finish(context, state, partial(judged, *who, missing=missing))
+        before.kept.update(tally.kept)  # the same mapping that the engine reads from
+        turns = before.turns | dict.fromkeys(tally.kept, number)
+        after = Checkpoint(number, state, momentum, {}, before.kept, turns)
+        event = self._round_event(number, tally, fleet)
+        if number % config.evaluate_every == 0 or number == config.rounds:
+            with stage("evaluate"), measuring(None):  # with all that it extracts, sends and calibrates
+                event |= self._evaluate(after, engine, fleet, missing)
+            directories.write_analysis(self._directory, number, method.describe(context, state))
+        event |= _missing(tally, missing)
+        event["seconds"] = round(time.perf_counter() - began, 3)
+        self._event(event | self._profile())
+        self._void = self._void + 1 if tally.void else 0
+        stops = self._void == config.engine.void_rounds and number < config.rounds
+        if number % config.checkpoint_every == 0 or number == config.rounds or stops:
+            with stage("checkpoint"):
+                self._save(after)
+        if stops:
+            raise AnysizeError(self._given_up(number, least, tally))
+        return after
+
+    def _introduce(self, number: int, fleet: Fleet) -> None:
+        """An event that says which devices are new, or can train another size than before."""
+        found = {
+            client: {"name": name, "group": fleet.group_of(client, number).name} for client, name in fleet.names.items()
+        }
+        new = [{"client": client} | about for client, about in found.items() if self._devices.get(client) != about]
+        self._devices = found
+        if new:
+            self._event({"event": "devices", "round": number, "devices": new})
+
+    def _given_up(self, number: int, least: int, tally: Tally) -> str:
+        """Why a run that nobody answers any more stops."""
+        missing = (
+            "; ".join(f"client {entry['client']}: {entry['why']}" for entry in tally.missing) or "no device was there"
+        )
+        return (
+            f"stopped after round {number}: {self._void} rounds in a row (engine.void_rounds) had fewer answers than "
+            f"the {least or 1} that a round needs (engine.min_clients). In the last one: {missing}. What was learned "
+            "before is saved; go on with --resume when the devices are back"
+        )
+
+    def _clients(self, number: int, fleet: Fleet) -> list[Client]:
+        """The participants in the order of folding in: by predicted cost, largest first, then by id."""
+        experiment = self._experiment
+        found = []
+        for client in fleet.participants(number):
+            size = experiment.size_of_group[fleet.group_of(client, number).name]
+            samples = experiment.shares.samples(client)
+            found.append((-self._costs[size.label].training_macs * samples, client, size, samples))
+        seed = experiment.config.seed
+        ordered = sorted(found, key=lambda entry: entry[:2])
+        return [Client(c, i, size, number, samples, seed) for i, (_, c, size, samples) in enumerate(ordered)]
+
+    def _evaluate(self, current: Checkpoint, engine: Engine, fleet: Fleet, missing: list[Absence]) -> Json:
+        """Calibrates if it must, measures, and puts the statistics into the checkpoint."""
+        experiment = self._experiment
+        config, context, method = experiment.config, experiment.context, experiment.method
+        current.statistics = used = calibrate(experiment, current.state, engine, fleet, current.round, missing=missing)
+        event: Json = {}
+        metric = context.task.metric
+        if "test" in config.evaluation.on:
+            test, batch = evaluation_part(experiment), config.evaluation.batch_size
+            apart = config.evaluation.by_domain
+            metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart, engine=engine)
+            event = {metric: _main(metrics, metric), "metrics": metrics}
+            if used and context.tricks.batch_norm == "batch":  # as papers test that normalise by the test batch
+                by_batch = on_test(context, method, current.state, test, {}, batch, engine=engine)
+                event["by_test_batch"] = _main(by_batch, metric)
+            if config.evaluation.attack != "none":
+                event["robust"] = under_attack(context, method, current.state, test, used, config.evaluation)
+        if "clients" in config.evaluation.on:
+            sizes, chosen = experiment.size_of_group, config.evaluation
+            who = (fleet, sizes, used, current.round, chosen.clients, chosen.batch_size, missing)
+            rows = on_clients(context, method, current.state, engine, *who)
+            if rows:
+                directories.append_rows(self._directory, rows)
+            scores = by_group(rows, metric, context.task.higher_is_better)
+            event["client_metrics"] = {g.name: scores[g.name] for g in fleet.groups if g.name in scores}
+        return event
+
+    def _round_event(self, number: int, tally: Tally, fleet: Fleet) -> Json:
+        training = self._experiment.config.training
+        virtual = []
+        for client in tally.clients:
+            group = fleet.group_of(client["client"], number)
+            client["group"] = group.name
+            domain = self._experiment.shares.group_of(client["client"])
+            if domain is not None:
+                client["domain"] = domain
+            cost = self._costs[client["size"]]
+            seen = training.local_steps * training.batch_size if training.local_steps else None
+            if seen is None and client["samples"] is None:
+                continue
+            samples = seen or client["samples"] * (training.local_epochs or 1)
+            virtual.append(round_seconds(group, cost.training_macs * samples, cost.bytes_down, cost.bytes_up))
+        event = {
+            "event": "round",
+            "round": number,
+            "train_loss": tally.train_loss,
+            "bytes_down": tally.bytes_down,
+            "bytes_up": tally.bytes_up,
+            "clients": tally.clients,
+        }
+        known = [seconds for seconds in virtual if seconds is not None]
+        return event | ({"virtual_seconds": max(known)} if known else {})
+
+    def _start_event(self) -> Json:
+        experiment = self._experiment
+        config, context = experiment.config, experiment.context
+        groups = []
+        for group in experiment.fleet.groups:
+            size = experiment.size_of_group[group.name]
+            budget = None if group.budget is None else group.budget.limits()
+            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients or None}
+            groups.append(about | {"capacity": group.capacity, "budget": budget} | asdict(self._costs[size.label]))
+        return {
+            "event": "start",
+            "name": config.name,
+            "method": config.method.name,
+            "method_options": experiment.complete.method.options,
+            "model": config.model.name,
+            "data": config.data.name,
+            "rounds": config.rounds,
+            "seed": config.seed,
+            "metric": context.task.metric,
+            "higher_is_better": context.task.higher_is_better,
+            "sizes": [
+                {"label": size.label, "width": size.width, "depth": size.depth, "mask": size.mask}
+                | asdict(self._costs[size.label])
+                for size in context.sizes
+            ],
+            "groups": groups,
+            "parts": dict(experiment.method.parts(context)),
+            "partition": partition_summary(experiment),
+            "notices": experiment.notices(),
+        }
+
+    def _profile(self) -> Json:
+        """Where the time since the event before went; nothing unless the run is profiled."""
+        return {} if self._clock is None else {"profile": self._clock.take()}
+
+    def _progress(self, number: int, clients: int) -> Callable[[Update | Absence], None]:
+        done = 0
+
+        def on_answer(answer: Update | Absence) -> None:
+            nonlocal done
+            done += 1
+            why = {"missing": asdict(answer)} if isinstance(answer, Absence) else {}
+            self._on_event({"event": "client", "round": number, "done": done, "of": clients} | why)
+
+        return on_answer
+
+    def _check_resumable(self) -> None:
+        if not directories.has_progress(self._directory):
+            directories.check_free(self._directory, overwrite=True)
+            text = f"nothing was saved in {self._directory} yet, so the run begins with its first round"
+            self._on_event({"event": "notice", "text": text})
+            return
+        old = saved_config(self._directory)
+        self._experiment, kept = resumed(self._experiment, old, self._directory)
+        if kept:
+            text = f"what the experiment does not say stays as the run was begun: {'; '.join(kept)}"
+            self._on_event({"event": "notice", "text": text})
+        new = self._experiment.config
+        both = range(min(old.rounds, new.rounds))
+        if any(old.training.rate(r, old.rounds) != new.training.rate(r, new.rounds) for r in both):
+            text = (
+                f"the learning rate's schedule spans all rounds: with rounds = {new.rounds} instead of {old.rounds} "
+                "the rounds to come have other rates, and those already done had others than in a run begun so"
+            )
+            self._on_event({"event": "notice", "text": text})
+        data, before = self._experiment.data, directories.saved_environment(self._directory).get("data", {})
+        if data is not None and data.checksum != before.get("checksum", data.checksum):
+            raise CheckpointError(
+                f"the data is not what the run in {self._directory} was trained on (sha256 {before['checksum'][:12]}, "
+                f"now {data.checksum[:12]}); bring the old data back, or start anew with --out or --overwrite"
+            )
+
+    def _write_about(self) -> None:
+        """The config and what surrounds the run: the files that make a directory a run's."""
+        data, folder = self._experiment.data, self._experiment.config.folder
+        source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
+        about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
+        # In this order, since a lone config.toml could be anybody's.
+        directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
+        directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
+
+    def _save(self, current: Checkpoint) -> None:
+        sizes = [asdict(size) for size in self._experiment.context.sizes]
+        about = {"signature": self._experiment.signature.to_json(), "sizes": sizes}
+        checkpoints.save(self._directory, current, about, self._saved)
+        self._saved = current.round
+
+    def _event(self, event: Json) -> None:
+        directories.append_event(self._directory, event)
+        self._on_event(event)
+
+
+def _main(metrics: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
+    """One metric of every size."""
+    return {label: values[metric] for label, values in metrics.items()}
+
+
+def _missing(tally: Tally, asked: Sequence[Absence]) -> Json:
+    """Who did not answer in a round, and whether that left the state as it was; nothing where all did."""
+    found = [entry | {"task": "train"} for entry in tally.missing]
+    found += [asdict(absence) | {"task": "evaluate"} for absence in asked]
+    return ({"missing": found} if found else {}) | ({"void": True} if tally.void else {})
+
+
+def with_momentum(
+    before: Any, after: Any, momentum: Tensors, factor: float, buffers: Collection[str] = ()
+) -> tuple[Any, Tensors]:
+    """The server's step with momentum: v <- factor v + (after - before), state <- before + v.
+
+    Buffers, such as running statistics, are no parameters: a variance with momentum could fall below zero.
+    """
+    if factor == 0:
+        return after, {}
+    old, _ = flatten(before)
+    new, note = flatten(after)
+    moved: Tensors = {}
+    for name, tensor in new.items():
+        if tensor.is_floating_point() and name.split("/")[-1] not in buffers:
+            moved[name] = momentum.get(name, torch.zeros_like(tensor)) * factor + (tensor - old[name])
+    stepped = {name: old[name] + moved[name] if name in moved else tensor for name, tensor in new.items()}
+    return restore(type(after), stepped, note), moved
+
+
+def partition_summary(experiment: Experiment) -> Json:
+    """Samples and label counts of the first clients, for the report."""
+    shares, about = experiment.shares, experiment.signature
+    if experiment.data is None:
+        return {"clients": len(shares), "classes": about.classes, "class_names": None, "samples": [], "histogram": None}
+    first = range(min(len(shares), _HISTOGRAM_CLIENTS))
+    histogram = None
+    if about.classes is not None and about.classes <= 100:
+        labels = [shares.share(client).train.labels().flatten().long() for client in first]
+        histogram = [torch.bincount(own, minlength=about.classes).tolist() for own in labels]
+    return {
+        "clients": len(shares),
+        "classes": about.classes,
+        "class_names": list(about.class_names) if about.class_names else None,
+        "samples": [shares.samples(client) for client in first],
+        "histogram": histogram,
+    }
+
+
+def environment() -> Json:
+    """Versions and hardware."""
+    return {
+        "anysize": _version("anysize"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int | None], Engine]:
+    """The engine of that name that runs clients in other processes; an error if it needs what is not installed."""
+    if name == "flower":
+        from anysize.engines.flower import Flower  # an extra
+
+        return Flower
+    return Processes
+
+
+def _check_engine(config: configs.ExperimentConfig) -> None:
+    """Refuses an engine that is not there, or that cannot do what the experiment asks."""
+    if config.own_data:
+        raise ConfigError(
+            'data.name = "devices": every device has its own data, so this experiment runs on a fleet (anysize deploy '
+            'init), not in a simulation. To simulate it, name a data set, or a "module:function" with a parameter '
+            "`device` that gives one device's share"
+        )
+    if config.engine.name == "flower":
+        engine_kind("flower")
+    if config.engine.name == "flower" and config.training.stack > 1:
+        raise ConfigError(
+            f"training.stack = {config.training.stack}: on Flower every client trains by itself; the engines inprocess "
+            "and processes stack clients"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

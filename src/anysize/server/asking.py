@@ -1,0 +1,35 @@
+"""Which clients are asked about a state, and how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from anysize.devices.fleet import Fleet
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel
+from anysize.methods.size import Size
+from anysize.rng import generator
+
+_TRIES = 20  # draws per wanted client when looking for devices that can run a size
+
+
+def client_of(context: Context, id: int, size: Size, round: int, task: str) -> Client:
+    return Client(id, 0, size, round, 0, context.seed, task)
+
+
+def asking(message: SubModel, task: str, **more: Any) -> SubModel:
+    """The message with the task that its client is to do."""
+    return replace(message, ticket=message.ticket | {"task": task} | more)
+
+
+def draws(context: Context, fleet: Fleet, round: int, count: int, purpose: str) -> list[int]:
+    """Distinct client ids in random order: all of them if they are few, else enough to choose from."""
+    if fleet.present is not None:
+        return list(fleet.shuffled(round, purpose))
+    random = generator(context.seed, round, purpose)
+    if fleet.clients <= 10_000:
+        return [int(i) for i in torch.randperm(fleet.clients, generator=random)]
+    return list(dict.fromkeys(int(i) for i in torch.randint(fleet.clients, (count * _TRIES,), generator=random)))

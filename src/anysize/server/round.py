@@ -1,0 +1,109 @@
+"""One round: who takes part, what each receives, what comes back, what the server makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from anysize.engines.base import Absence, Engine
+from anysize.methods.base import Method
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel, Update
+from anysize.profiling import stage, staged
+from anysize.wire import Json, Tensors, copies, size_bytes
+
+
+@dataclass
+class Tally:
+    """What is known of a round besides the new state.
+
+    Attributes:
+        bytes_down: what was sent to clients.
+        bytes_up: what came back.
+        clients: who answered, each with its size, samples and loss.
+        kept: what stays with them.
+        missing: who did not answer as it should, and why.
+        void: whether too few answered, so that the state stayed as it was.
+    """
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    clients: list[Json] = field(default_factory=list)
+    parts: dict[int, list[str]] = field(default_factory=dict)
+    kept: dict[int, Tensors] = field(default_factory=dict)
+    missing: list[Json] = field(default_factory=list)
+    void: bool = False
+
+    @property
+    def train_loss(self) -> float | None:
+        """The clients' mean loss, weighted by their samples, or alike if they do not tell; None if nobody took part."""
+        weights = [1 if client["samples"] is None else client["samples"] for client in self.clients]
+        total = sum(client["loss"] * weight for client, weight in zip(self.clients, weights))
+        return total / sum(weights) if weights else None
+
+
+def run_round(
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    clients: Iterable[Client],
+    engine: Engine,
+    rate: float,
+    on_answer: Callable[[Update | Absence], None] = lambda answer: None,
+    least: int = 0,
+) -> tuple[Any, Tally]:
+    """The state after one round, and its tally.
+
+    Args:
+        context: the server's.
+        method: the method.
+        state: before the round; left untouched.
+        clients: the participants in the order in which their updates are folded in.
+        engine: where they run.
+        rate: the learning rate of this round.
+        on_answer: called after each answer, for progress.
+        least: how many clients must answer, one at least if any are missing; if fewer do, the state stays as it was.
+    """
+    tally = Tally()
+    sent = _sent(context, method, state, clients, rate, tally)
+    received = _received(method, staged("train", engine.perform(sent)), tally, on_answer)
+    with stage("aggregate"):
+        first = next(received, None)
+        after = state if first is None else method.aggregate(context, state, chain([first], received))
+    tally.void = len(tally.clients) < max(least, 1 if tally.missing else 0)
+    return state if tally.void else after, tally
+
+
+def _sent(
+    context: Context, method: Method[Any], state: Any, clients: Iterable[Client], rate: float, tally: Tally
+) -> Iterator[SubModel]:
+    for client in clients:
+        with stage("extract"):
+            sub_model = method.extract(context, state, client)
+        sub_model = replace(sub_model, ticket=sub_model.ticket | {"task": "train", "rate": rate})
+        tally.bytes_down += size_bytes(sub_model.tensors, sub_model.ticket)
+        tally.parts[client.id] = list(method.parts(context, sub_model.ticket))
+        yield sub_model
+
+
+def _received(
+    method: Method[Any],
+    answers: Iterator[Update | Absence],
+    tally: Tally,
+    on_answer: Callable[[Update | Absence], None],
+) -> Iterator[Update]:
+    for answer in answers:
+        on_answer(answer)
+        if isinstance(answer, Absence):
+            tally.missing.append(asdict(answer))
+            continue
+        ticket = answer.ticket
+        tally.bytes_up += size_bytes(answer.tensors, ticket)
+        parts = tally.parts.get(ticket["client"])
+        known = {key: ticket[key] for key in ("client", "size", "samples", "loss")}
+        tally.clients.append(known | ({"parts": parts} if parts else {}))
+        if answer.keep:
+            tally.kept[int(ticket["client"])] = answer.keep
+        yield replace(answer, tensors=copies(answer.tensors)) if method.needs_all_updates else answer
