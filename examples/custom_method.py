@@ -15,73 +15,55 @@ from pathlib import Path
 from torch import nn
 
 import anysize as az
-from anysize.elastic.skeleton import fill
-from anysize.methods import Client, Method, SubModel, Update
-from anysize.methods.kit import checked, class_weights, cut, sub_model
-from anysize.methods.mean import StreamingMean
+from anysize import methods as m
 from anysize.testing import check_method
-from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
 class TrustingState:
     """The full network's tensors."""
 
-    tensors: Tensors
+    tensors: m.Tensors
 
 
 @dataclass(frozen=True)
-class Trusting(Method[TrustingState]):
+class Trusting(m.Method[TrustingState]):
     """Prefix slices; an update's weight is its samples times its width to the power of `exponent`."""
 
     exponent: float = 1.0
 
     summary = "prefix slices, wider clients weigh more"
 
-    def sizes(self, context: az.Context) -> Sequence[az.Size]:
+    def sizes(self, context: m.Context) -> Sequence[m.Size]:
         return context.sizes
 
-    def init(self, context: az.Context) -> TrustingState:
+    def init(self, context: m.Context) -> TrustingState:
         return TrustingState(dict(context.start()))
 
-    def extract(self, context: az.Context, state: TrustingState, client: Client) -> SubModel:
+    def extract(self, context: m.Context, state: TrustingState, client: m.Client) -> m.SubModel:
         width = client.size.width
-        return sub_model(client, cut(context, state.tensors, width), width=width)
+        return m.sub_model(client, m.cut(context, state.tensors, width), width=width)
 
-    def aggregate(self, context: az.Context, state: TrustingState, updates: Iterable[Update]) -> TrustingState:
-        mean = StreamingMean(state.tensors, context.axes.head)
-        for update in checked(context, updates):
+    def aggregate(self, context: m.Context, state: TrustingState, updates: Iterable[m.Update]) -> TrustingState:
+        mean = m.StreamingMean(state.tensors, context.axes.head)
+        for update in m.checked(context, updates):
             kept = context.axes.kept(update.width)
             index = {name: context.axes.index(name, kept) for name in update.tensors}
             weight = update.weight(context.tricks) * update.width**self.exponent
-            mean.add(update.tensors, weight, index, class_weights(context, update))
+            mean.add(update.tensors, weight, index, m.class_weights(context, update))
         return TrustingState(mean.result())
 
-    def customize(self, context: az.Context, state: TrustingState, size: az.Size) -> nn.Module:
-        return fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+    def customize(self, context: m.Context, state: TrustingState, size: m.Size) -> nn.Module:
+        return m.fill(context.skeleton(size.width), m.cut(context, state.tensors, size.width))
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/custom-method"))
     options = parser.parse_args()
-
-    check_method(Trusting(exponent=2.0))
+    method = Trusting(exponent=2.0)
+    check_method(method)
     print("Trusting keeps every law")
-
-    experiment = az.Experiment(
-        data="digits",
-        clients=10,
-        model={"name": "mlp", "options": {"hidden": [64, 32]}},
-        method=Trusting(exponent=2.0),
-        training={"learning_rate": 0.1, "batch_size": 16},
-        rounds=options.rounds,
-    )
-    run = experiment.run(out=options.out, overwrite=True)
-    for label, metrics in run.evaluate().items():
-        print(f"width {label}: accuracy {metrics['accuracy']:.3f}")
-
-
-if __name__ == "__main__":
-    main()
+    experiment = az.Experiment(data="digits", clients=10, model="mlp", method=method, rounds=options.rounds)
+    print(experiment.run(out=options.out, overwrite=True).evaluate())

@@ -291,3 +291,13 @@ def test_resume_page_names_what_a_resumed_run_may_change() -> None:
     sentence = re.search(r"A resumed run may change (.*?), and nothing else", page, re.DOTALL)
     assert sentence is not None
     assert set(re.findall(r"`\[?(\w+)\]?`", sentence[1])) == set(MAY_CHANGE)
+
+
+def test_the_architecture_page_lists_the_rooms_in_the_order_of_the_layers() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"^  (\w+)/", page.partition("```")[2].partition("```")[0], re.MULTILINE)
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    layers = [name.removeprefix("anysize.") for line in contract["layers"] for name in line.split(" | ")]
+    assert rooms == [name for name in layers if (ROOT / "src" / "anysize" / name).is_dir()]

@@ -21,7 +21,8 @@ from anysize.client.metrics import measured
 from anysize.data import Part
 from anysize.elastic.fast import answering
 from anysize.elastic.norm import Statistics, attach
-from anysize.methods.base import Method, Mixture
+from anysize.methods.base import Method
+from anysize.methods.capabilities import Mixture, levels_of
 from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.rng import generator
@@ -125,7 +126,7 @@ def finished(
     """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
     network = method.customize(context, state, size)
     own = statistics_of(context, method, state, size, statistics)
-    if own is not None and method.levels(context) is None:
+    if own is not None and levels_of(method, context) is None:
         attach(network, own)
     return network.eval()
 

@@ -26,6 +26,7 @@ from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import DataError, MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import CarriesMomentum
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Update
 from anysize.methods.training import Step
@@ -78,7 +79,7 @@ def train(
     module.train()
     training, tricks = context.training, context.tricks
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
-    momentum = method.momentum_buffers(module)
+    momentum = method.momentum_buffers(module) if isinstance(method, CarriesMomentum) else {}
     for parameter, buffer in momentum.items():
         optimizer.state[parameter]["momentum_buffer"].copy_(buffer)
     received = as_received(context, module, sub_model, own)

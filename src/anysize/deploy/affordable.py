@@ -28,6 +28,7 @@ from anysize.deploy.device_file import Limits
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.errors import AnysizeError, MethodError
+from anysize.experiment.sizes import sized
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel
@@ -69,7 +70,7 @@ class Costs:
         if limits.capacity is None:
             return True
         if self._capacity_of == "width":
-            return self._method.sized(self._context, limits.capacity).holds(size)
+            return sized(self._method, self._context, limits.capacity).holds(size)
         full = self.units(Size(1.0), (Size(1.0),))[self._capacity_of]
         return self.units(size)[self._capacity_of] <= limits.capacity * full + _SLACK
 

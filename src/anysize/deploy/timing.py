@@ -21,6 +21,7 @@ from anysize.elastic.fast import fast, layout
 from anysize.elastic.skeleton import fill, named_tensors
 from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
+from anysize.experiment.sizes import sized
 from anysize.methods.context import Context
 from anysize.methods.heterofl import HeteroFL
 from anysize.methods.messages import ParameterGroup
@@ -109,7 +110,7 @@ def measure(
     free = available_bytes() if memory_bytes is None else memory_bytes
     capacities = sorted({group.capacity for group in experiment.config.devices.groups if group.capacity is not None})
     listed = tuple(sorted(experiment.config.devices.capacities or ())) or tuple(capacities) or _CAPACITIES
-    sizes = {c: experiment.method.sized(experiment.context_for(()), c) for c in listed}
+    sizes = {c: sized(experiment.method, experiment.context_for(()), c) for c in listed}
     context = experiment.context_for(tuple(sizes.values()))
     timings: list[Timing] = []
     for capacity, size in sizes.items():

@@ -104,28 +104,6 @@ def scatter_(target: Tensor, index: Index, source: Tensor) -> None:
         view.index_put_(_grid(view, left), source.to(view))
 
 
-@torch.no_grad()
-def scatter_add_(target: Tensor, index: Index, source: Tensor, scale: float | Tensor = 1.0) -> None:
-    """Add `scale * source` to the kept entries of `target`, in place.
-
-    >>> full = torch.ones(3)
-    >>> scatter_add_(full, (torch.tensor([0, 1]),), torch.ones(2), 0.5)
-    >>> full
-    tensor([1.5000, 1.5000, 1.0000])
-    """
-    _check_fit(target, index, source)
-    view, left = _window(target, index)
-    source = source.to(view)
-    if len(left) > 1 or (left and isinstance(scale, Tensor)):
-        view.index_put_(_grid(view, left), source * scale, accumulate=True)
-    elif isinstance(scale, Tensor):
-        view.addcmul_(source, scale.to(view))
-    elif left:
-        view.index_add_(left[0][0], left[0][1], source, alpha=scale)
-    else:
-        view.add_(source, alpha=scale)
-
-
 # --- layers that store sizes --------------------------------------------------------------------------------
 
 

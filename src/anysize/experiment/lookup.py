@@ -9,6 +9,7 @@ from anysize.client.process import one_thread
 from anysize.cost.count import step_latency_ms
 from anysize.errors import CheckpointError, ConfigError
 from anysize.experiment.setup import Setup
+from anysize.methods.capabilities import Searched
 from anysize.methods.messages import Client
 from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
@@ -28,7 +29,8 @@ def prepared(setup: Setup) -> Table | None:
     if path is not None and path.is_file():
         return read(path, setup)
     with one_thread():  # as in a run: the number of threads changes last bits
-        found = setup.method.tabulate(setup.context_for((), None))
+        method = setup.method
+        found = method.tabulate(setup.context_for((), None)) if isinstance(method, Searched) else None
         if found is None:
             return None
         table = Table(tuple(replace(e, cost=_cost(setup, found, e, path is not None)) for e in found.entries))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from anysize.cost.count import trained
 from anysize.errors import DataError
 from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.methods.capabilities import Factored, asks_held_out
 from anysize.wire import Json
 
 
@@ -28,7 +29,7 @@ def plan(experiment: Experiment) -> Json:
                 "capacity": group.capacity,
                 "budget": None if group.budget is None else group.budget.limits(),
                 "clients": group.clients or None,  # unknown before the clients of a real fleet connect
-                "ways": dict(experiment.method.ways(context, size)),
+                "ways": dict(experiment.method.ways(context, size)) if isinstance(experiment.method, Factored) else {},
             }
             | asdict(costs[size.label])
         )
@@ -63,7 +64,7 @@ def leaves_the_device(experiment: Experiment) -> list[str]:
         leaves.append("which classes it holds (for tricks.classwise_head)")
     if tricks.batch_norm in ("batch", "calibrated"):
         leaves.append("mean and variance of the inputs of each batch-norm, when it calibrates")
-    if "clients" in config.evaluation.on or experiment.method.needs_held_out:
+    if "clients" in config.evaluation.on or asks_held_out(experiment.method):
         what = "sums and counts" if config.tells("samples") else "means"
         leaves.append(f"{what} of the metrics on its held-out share")
     if config.own_data:

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from anysize.cost.count import first_fitting
 from anysize.devices.budget import Budget
 from anysize.devices.groups import DeviceGroup
 from anysize.errors import ConfigError
 from anysize.experiment.setup import Setup
+from anysize.methods.base import Method
+from anysize.methods.capabilities import Searched
+from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.methods.table import Table
+
+GRID = tuple(i / 16 for i in range(1, 17))
+"""Widths among which a budget in units is solved, where a method has no other choices."""
+
+
+def sized(method: Method[Any], context: Context, capacity: float) -> Size:
+    """The size that a device of this capacity trains: of its width, unless the method says otherwise."""
+    return method.sized(context, capacity) if isinstance(method, Searched) else Size(capacity)
+
+
+def choices_of(method: Method[Any], context: Context) -> Sequence[Size]:
+    """The sizes among which a budget is solved, best first: widths, the largest first, unless the method has others."""
+    return method.choices(context) if isinstance(method, Searched) else [Size(width) for width in reversed(GRID)]
 
 
 def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]) -> dict[str, Size]:
@@ -38,12 +55,12 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
     problems = []
     for group in groups:
         if group.capacity is not None and unit == "width":
-            solved[group.name] = method.sized(context, group.capacity)
+            solved[group.name] = sized(method, context, group.capacity)
             continue
         budget = group.budget
         if budget is None and group.depth is None:
             budget = Budget(**{unit: (group.capacity or 1.0) * units(Size(1.0))[unit]})
-        choices = [size for size in method.choices(context) if group.depth in (None, size.depth)]
+        choices = [size for size in choices_of(method, context) if group.depth in (None, size.depth)]
         problem = _no_choice(setup, table, group, budget, choices)
         size = None if problem else first_fitting(choices, budget.fits if budget else lambda _: True, units)
         if size is None:
@@ -65,7 +82,7 @@ def _no_choice(
     """Why a group has nothing to choose from, or None."""
     name = setup.config.method.name
     if not choices:
-        every = setup.method.choices(setup.context_for((), table))
+        every = choices_of(setup.method, setup.context_for((), table))
         depths = sorted({size.depth for size in every if size.depth is not None})
         known = f"it trains depths {', '.join(map(str, depths))}" if depths else "it does not change the depth"
         return f"devices: group '{group.name}' has depth = {group.depth}, which {name} cannot train; {known}"

@@ -1,4 +1,4 @@
-"""The methods, one file per paper, and how they are found by name."""
+"""The methods, one file per paper, and how they are found by name; and all that the author of a method imports."""
 
 from __future__ import annotations
 
@@ -9,42 +9,74 @@ from typing import Any
 
 from anysize.config.options import received, writable
 from anysize.config.own_code import by_name
+from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import ConfigError, MethodError, unknown
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Adjustable, CarriesMomentum, Factored, Finishing, Judge, Mixture, Searched
+from anysize.methods.context import Context
 from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
 from anysize.methods.fedhm import FedHM
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
+from anysize.methods.kit import checked, class_weights, cut, first_tensors, nested, paste, sub_model
+from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.oat import OAT
 from anysize.methods.origdrop import OrigDrop
 from anysize.methods.prism import PriSM
 from anysize.methods.sheterofl import SHeteroFL
+from anysize.methods.size import Levels, Size
 from anysize.methods.splitmix import SplitMix
+from anysize.methods.training import Batch, Step, Tricks
+from anysize.wire import Tensors
 
 __all__ = [
     "ELF",
     "FLANC",
     "OAT",
+    "Adjustable",
+    "Batch",
+    "CarriesMomentum",
     "Client",
+    "Context",
+    "Factored",
     "FedAvg",
     "FedHM",
+    "Finishing",
     "FjORD",
     "HeteroFL",
+    "Judge",
+    "Levels",
     "Method",
+    "Mixture",
     "OrigDrop",
     "ParameterGroup",
     "PriSM",
     "SHeteroFL",
+    "Searched",
+    "Size",
     "SplitMix",
+    "Step",
+    "StreamingMean",
     "SubModel",
+    "Tensors",
+    "Tricks",
     "Update",
+    "checked",
+    "class_weights",
+    "cut",
     "defaults",
+    "fill",
+    "first_tensors",
     "make",
     "methods",
     "name_of",
+    "nested",
+    "paste",
+    "sub_model",
+    "tensors_of",
 ]
 
 _METHODS: dict[str, type[Method[Any]]] = {

@@ -45,6 +45,7 @@ from anysize.elastic.skeleton import named_tensors
 from anysize.elastic.sparsity import Masks, iterative_pruning, left_by, pack, prunable, put_values, take_values, unpack
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Searched
 from anysize.methods.context import Context, Proxy
 from anysize.methods.kit import checked, class_weights, cut, sub_model
 from anysize.methods.mean import StreamingMean
@@ -67,7 +68,7 @@ class ELFState:
 
 
 @dataclass(frozen=True)
-class ELF(Method[ELFState]):
+class ELF(Method[ELFState], Searched):
     """Depth and sparsity by device, from a look-up table.
 
     Attributes:

@@ -69,6 +69,7 @@ from anysize.elastic.composed import ComposedWidths
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError, unknown
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Factored
 from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
 from anysize.methods.kit import checked, class_weights, cut, first_tensors, paste, sub_model, widths_up_to
@@ -102,7 +103,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class FLANC(Method[FLANCState]):
+class FLANC(Method[FLANCState], Factored[FLANCState]):
     """All-in-one neural composition.
 
     Attributes:

@@ -38,6 +38,7 @@ from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Adjustable
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model
 from anysize.methods.mean import StreamingMean
@@ -105,7 +106,7 @@ def weighed(
 
 
 @dataclass(frozen=True)
-class OAT(Method[OATState]):
+class OAT(Method[OATState], Adjustable):
     """One network for all clients, whose robustness is chosen when it is customised.
 
     Attributes:

@@ -77,6 +77,7 @@ from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import take
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import CarriesMomentum
 from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
 from anysize.methods.kit import checked, class_weights, cut, paste, sub_model
@@ -135,7 +136,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PriSM(Method[PriSMState]):
+class PriSM(Method[PriSMState], CarriesMomentum):
     """Principal probabilistic sub-models.
 
     Attributes:

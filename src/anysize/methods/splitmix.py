@@ -47,7 +47,8 @@ from anysize.elastic.norm import Dual, batch_norms, dual_tensors, mixed_norms
 from anysize.elastic.scaling import Scaler, narrowed_layers
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
-from anysize.methods.base import Judge, Method, Mixture
+from anysize.methods.base import Method
+from anysize.methods.capabilities import Adjustable, Finishing, Judge, Mixture
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
 from anysize.methods.mean import StreamingMean
@@ -95,7 +96,7 @@ def sampled_bases(count: int, bases: int, place: int, seed: int, rest: torch.Gen
 
 
 @dataclass(frozen=True)
-class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
+class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMixState], Adjustable):
     """Base networks of the smallest width, mixed on demand.
 
     Attributes:
@@ -230,13 +231,11 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState]):
         return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
 
     @property
-    def needs_held_out(self) -> bool:
+    def finishes(self) -> bool:
         return self.sort_bases
 
     def finish(self, context: Context, state: SplitMixState, judge: Judge) -> SplitMixState:
         """Algorithm 1, line 9: the best base on the clients' held-out data is mixed first."""
-        if not self.sort_bases:
-            return state
         task = context.task
         found = {
             base: judge(partial(self.member, context, state, _MEMBER.format(base)))[task.metric]

@@ -22,7 +22,7 @@ from anysize.errors import CheckpointError, ConfigError, DataError, unknown
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Signature
 from anysize.export.formats import Exported
-from anysize.methods.base import Mixture
+from anysize.methods.capabilities import Factored, Mixture, levels_of
 from anysize.methods.size import Levels, Size
 from anysize.rng import generator
 from anysize.runs import checkpoint as checkpoints
@@ -97,7 +97,7 @@ class Run:
     @property
     def levels(self) -> Levels | None:
         """The robustness that a customised network can have; None where the method offers no choice."""
-        return self.experiment.method.levels(self.experiment.context)
+        return levels_of(self.experiment.method, self.experiment.context)
 
     def customize(
         self, size: float | str | None = None, budget: Budget | None = None, robustness: float | None = None
@@ -132,7 +132,7 @@ class Run:
                 width=size.width,
                 networks={value: self.customize(size.label, robustness=value) for value in values},
                 mixes=levels is not None and levels.mixes,
-                products=method.products(context, self.state, size),
+                products=method.products(context, self.state, size) if isinstance(method, Factored) else {},
             )
             for size in sorted(chosen, key=lambda size: size.width)
         ]

@@ -30,6 +30,7 @@ from anysize.engines.workers.engine import Processes, obstacle
 from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
+from anysize.methods.capabilities import Finishing, asks_held_out
 from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
 from anysize.runs import checkpoint as checkpoints
@@ -163,7 +164,7 @@ class _Runner:
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
         interrupts.check()
-        if experiment.method.needs_held_out and experiment.data is not None and not experiment.config.data.validation:
+        if asks_held_out(experiment.method) and experiment.data is not None and not experiment.config.data.validation:
             raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
         if experiment.config.evaluation.attack != "none":
             check_attackable(experiment)
@@ -242,7 +243,7 @@ class _Runner:
         if not tally.void:
             factor, buffers = context.tricks.server_momentum, dict(context.template.named_buffers())
             state, momentum = with_momentum(before.state, state, before.momentum, factor, buffers)
-        if number == config.rounds:
+        if number == config.rounds and isinstance(method, Finishing) and method.finishes:
             who = (context, engine, fleet, number, config.evaluation.clients)
             state = method.finish(context, state, partial(judged, *who, missing=missing))
         before.kept.update(tally.kept)  # the same mapping that the engine reads from

@@ -13,7 +13,8 @@ from anysize.devices.fleet import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Absence, Engine, present
 from anysize.experiment.experiment import Experiment
-from anysize.methods.base import Method, Mixture
+from anysize.methods.base import Method
+from anysize.methods.capabilities import Mixture
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel
 from anysize.methods.size import Size

@@ -25,6 +25,7 @@ from anysize.engines.base import Absence, Engine, present
 from anysize.errors import AnysizeError, ConfigError, DataError
 from anysize.experiment.experiment import Experiment
 from anysize.methods.base import Method
+from anysize.methods.capabilities import levels_of
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel
 from anysize.methods.size import Size
@@ -118,7 +119,7 @@ def under_attack(
     found: dict[str, list[Json]] = {}
     for size in sizes if sizes is not None else method.sizes(context):
         found[size.label] = []
-        for level in levels_of(context, method, size, options):
+        for level in levels_to_measure(context, method, size, options):
             network = finished(context, method, state, replace(size, robustness=level), statistics)
             network = channels_last(network).requires_grad_(False)
             change = attacker(context, network, options)
@@ -128,9 +129,11 @@ def under_attack(
     return found
 
 
-def levels_of(context: Context, method: Method[Any], size: Size, options: EvaluationConfig) -> list[float | None]:
+def levels_to_measure(
+    context: Context, method: Method[Any], size: Size, options: EvaluationConfig
+) -> list[float | None]:
     """The levels of robustness to measure: those asked for, as far as the method has them; None for no choice."""
-    levels = method.levels(context)
+    levels = levels_of(method, context)
     if levels is None:
         return [None]
     if size.robustness is not None:

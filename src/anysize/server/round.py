@@ -12,7 +12,7 @@ from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.profiling import stage, staged
-from anysize.wire import Json, Tensors, copies, size_bytes
+from anysize.wire import Json, Tensors, size_bytes
 
 
 @dataclass
@@ -106,4 +106,4 @@ def _received(
         tally.clients.append(known | ({"parts": parts} if parts else {}))
         if answer.keep:
             tally.kept[int(ticket["client"])] = answer.keep
-        yield replace(answer, tensors=copies(answer.tensors)) if method.needs_all_updates else answer
+        yield answer

@@ -1,0 +1,110 @@
+"""What only some methods can do. A method derives from a capability, and the one place that needs it asks for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic
+
+from torch import Tensor, nn
+
+from anysize.methods.base import Method, State
+from anysize.methods.context import Context
+from anysize.methods.messages import Client, SubModel
+from anysize.methods.size import Levels, Size
+from anysize.methods.table import Table
+
+Judge = Callable[[Callable[[Client], SubModel]], Mapping[str, float]]
+"""Takes what each client is to receive, and gives the metrics over all clients' held-out samples."""
+
+
+class Searched(ABC):
+    """What is elastic is not the width: the method says which sizes there are, and may search for them first."""
+
+    @abstractmethod
+    def sized(self, context: Context, capacity: float) -> Size:
+        """The size that a device of this capacity trains."""
+
+    @abstractmethod
+    def choices(self, context: Context) -> Sequence[Size]:
+        """The sizes among which a budget is solved, best first."""
+
+    @abstractmethod
+    def tabulate(self, context: Context) -> Table | None:
+        """Server, once before the sizes are known: what the method must find out first; None for nothing."""
+
+
+class Finishing(ABC, Generic[State]):
+    """The state changes once more after the last round, by what clients say on held-out data."""
+
+    @property
+    @abstractmethod
+    def finishes(self) -> bool:
+        """Whether the method, with these options, asks clients at all."""
+
+    @abstractmethod
+    def finish(self, context: Context, state: State, judge: Judge) -> State:
+        """The state after the last round."""
+
+
+class Adjustable(ABC):
+    """The robustness of a customised network can be chosen."""
+
+    @abstractmethod
+    def levels(self, context: Context) -> Levels | None:
+        """The choices; None if the method, with these options, has none.
+
+        Where there is one, `customize` gives networks with fixed statistics.
+        """
+
+
+class Factored(ABC, Generic[State]):
+    """Weights of a network are products of a basis and coefficients."""
+
+    @abstractmethod
+    def products(self, context: Context, state: State, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Weights of the customised network that are smaller as (coefficients, basis): a bundle stores them so.
+
+        `elastic.basis.compose` says what they make.
+        """
+
+    @abstractmethod
+    def ways(self, context: Context, size: Size) -> Mapping[str, str]:
+        """By name, how tensors of that size are computed with, where there is more than one way."""
+
+
+class CarriesMomentum(ABC):
+    """Momentum travels with the weights."""
+
+    @abstractmethod
+    def momentum_buffers(self, module: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """Buffers of the module in which momentum of its parameters begins and ends a round.
+
+        `build` puts there where it begins, and `pack` finds there where it ended.
+        """
+
+
+class Mixture(ABC, Generic[State]):
+    """What a method also derives from if its networks are means of smaller ones, each of which every client can run.
+
+    Batch-norm statistics are then estimated once for each member, by clients of every size, and a network of any size
+    has those of its members.
+    """
+
+    @abstractmethod
+    def members(self, context: Context, state: State, size: Size) -> Sequence[str]:
+        """The names of the networks whose mean the customised network of that size is, in its order."""
+
+    @abstractmethod
+    def member(self, context: Context, state: State, name: str, client: Client) -> SubModel:
+        """What a client receives to evaluate or to calibrate one member."""
+
+
+def levels_of(method: Method[Any], context: Context) -> Levels | None:
+    """The robustness that a method's customised networks can have; None where there is no choice."""
+    return method.levels(context) if isinstance(method, Adjustable) else None
+
+
+def asks_held_out(method: Method[Any]) -> bool:
+    """Whether the method asks clients about their held-out data after the last round."""
+    return isinstance(method, Finishing) and method.finishes
