@@ -332,7 +332,7 @@ index_sets = st.integers(1, 6).flatmap(
 
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(index_sets, min_size=1, max_size=4))
-def test_scatter_writes_and_adds_exactly_the_kept_entries(
+def test_scatter_writes_exactly_the_kept_entries(
     parts: list[tuple[int, list[int] | None]],
 ) -> None:
     shape = tuple(size for size, _ in parts)
