@@ -150,9 +150,15 @@ class Loopback:
         self._processes.clear()
 
 
-def left_behind(home: Path) -> list[str]:
-    """Commands of living processes whose arguments or environment name a folder."""
-    return [" ".join(arguments) for _, arguments in processes_of(home)]
+def left_behind(home: Path, seconds: float = 20.0) -> list[str]:
+    """Commands of processes whose arguments or environment name a folder and that do not end by themselves.
+
+    The server's part of a run gives Flower a few seconds to end it, once its SuperLink is gone.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := list(processes_of(home))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return [" ".join(arguments) for _, arguments in found]
 
 
 def processes_of(home: Path) -> Iterable[tuple[int, list[str]]]:

@@ -28,7 +28,7 @@ from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow, take
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
-from anysize.export.bundle import Entry, write_bundle
+from anysize.exports.bundle import Entry, write_bundle
 from anysize.runtime import BundleError, load
 from topologies import TOPOLOGIES
 

@@ -18,8 +18,8 @@ from anysize.client.work import perform
 from anysize.cost.count import Cost, first_fitting, measure, trained
 from anysize.data import Data
 from anysize.elastic.fast import layout
+from anysize.experiment.sizes import GRID
 from anysize.methods import FLANC, Client, FedAvg, FedHM, HeteroFL, Method, PriSM, SplitMix, SubModel
-from anysize.methods.base import GRID
 from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step

@@ -22,7 +22,7 @@ import small
 from anysize.data import load as load_data
 from anysize.errors import ConfigError, MethodError, ModelError
 from anysize.experiment.signature import Signature
-from anysize.export.formats import sample_inputs
+from anysize.exports.formats import sample_inputs
 
 
 def trained(directory: Path, method: str, **changes: Any) -> az.Run:

@@ -127,7 +127,7 @@ def keys(table: type[Table]) -> dict[str, Any]:
     """The dotted keys of a table and of those below it, with their defaults."""
     found: dict[str, Any] = {}
     for name, field in table.model_fields.items():
-        inner = next(config_table._tables_in(field.annotation), None)
+        inner = next(config_table.tables_in(field.annotation), None)
         key = f"{table.table}.{name}".lstrip(".")
         found |= {key: field.get_default()} if inner is None or field.default is None else keys(inner)
     return found

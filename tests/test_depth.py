@@ -110,7 +110,7 @@ def test_layers_inside_one_module_are_refused() -> None:
 
 def test_a_named_block_that_changes_the_shape_is_refused_with_both_shapes() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6))
-    with pytest.raises(ModelError, match=r"'0' turns \(2, 4\) into \(2, 6\)"):
+    with pytest.raises(ModelError, match=r"'0' turns shape \(2, 4\) into \(2, 6\)"):
         stages(net, torch.zeros(2, 4), [["0"]])
     with pytest.raises(ModelError, match="unknown module '5'"):
         stages(net, torch.zeros(2, 4), [["5"]])

@@ -129,7 +129,7 @@ def test_workers_measure_the_same_metrics_as_one_process(method: str, tricks: di
         found = on_test(made.context, made.method, state, test, {}, 7, engine=engine)
         os.kill(engine._workers[0].process.pid, signal.SIGKILL)
         again = on_test(made.context, made.method, state, test, {}, 7, engine=engine)
-        assert not list(engine._home.path.glob("state-*"))
+        assert not list(engine._home.glob("state-*"))
     assert found == again == expected
     assert list(found) == [size.label for size in made.sizes]
 

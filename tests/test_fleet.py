@@ -292,7 +292,7 @@ def test_a_method_that_sends_more_than_devices_can_train_is_refused_on_both_side
     home = laid_out(tmp_path, {"board": 0.5}, configs.dumps(configs.from_dict(small.fleet_tables("fedavg"))))
     experiment, ours = made(home, Wire(home), tmp_path, "method.width=each")
     refused = "FedAvg with these options sends devices more than they can train"
-    board = client.Desk(home / "devices" / "board" / "device.toml")
+    board = client.Service(home / "devices" / "board" / "device.toml")
     with pytest.raises(TrustError, match=refused):
         board.answered("query", messages.with_note({"hello": ours._hello}, messages.record([])))
     before = home / "runs" / "fleet"

@@ -440,7 +440,7 @@ def test_counters_take_the_largest() -> None:
 @pytest.mark.parametrize(
     "tensors, words",
     [
-        ({"w": torch.ones(1, 3)}, r"shape \(1, 3\); \(2, 3\)"),
+        ({"w": torch.ones(1, 3)}, r"shape \(1, 3\); expected \(2, 3\)"),
         ({"w": torch.ones(3)}, r"shape \(3,\)"),
         ({"v": torch.ones(2, 3)}, "'v', which the state does not"),
         ({"w": torch.ones(2, 3, dtype=torch.int64)}, "int64"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -454,7 +454,31 @@ class Unsavable(Sound):
         return sub_model(client, cut(context, tensors, client.size.width), width=client.size.width)
 
 
+class ShipsAnother(Sound):
+    """Where the server's own weights are at hand, which they are not where networks are tested, it adds to them."""
+
+    def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
+        network = super().customize(context, state, size)
+        if context.initial is not None:
+            with torch.no_grad():
+                next(reversed(list(network.parameters()))).add_(torch.arange(4.0))
+        return network
+
+
+class CountsRounds(Sound):
+    """It has a memory outside its state, which another process does not have."""
+
+    rounds: ClassVar[list[int]] = []
+
+    def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
+        after = super().aggregate(context, state, updates)
+        self.rounds.append(1)
+        return HeteroFLState({name: tensor * (1 + len(self.rounds) / 1000) for name, tensor in after.tensors.items()})
+
+
 BROKEN = {
+    ShipsAnother: "reported_is_shipped",
+    CountsRounds: "resumed_is_unbroken",
     LastWins: "order_of_clients",
     InPlace: "inputs_untouched",
     SpoilsUpdates: "inputs_untouched",

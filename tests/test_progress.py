@@ -28,7 +28,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def test_a_run_in_a_script_shows_nothing_unless_asked_and_then_a_line_for_each_evaluation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    experiment = small.experiment(rounds=2, evaluate_every=1)
+    experiment = small.experiment(rounds=2, evaluate_every=1, method={"name": "heterofl"})  # which has no notices
     experiment.run(tmp_path / "quiet")
     assert capfd.readouterr() == ("", "")
     heard: list[str] = []

@@ -708,7 +708,7 @@ def test_devices_are_shown_by_name_with_what_each_found_last(tmp_path: Path) -> 
     ]
     assert [cell for cell, _ in page.row("board")] == ["board", "group 0.25", "0.4000", "1.5000", "1", "2", "0", "0"]
     assert [row["device"] for row in rows(tmp_path, "missing")] == ["cam"]
-    assert "most often of cam (1×)" in page.text
+    assert "most often from cam (1×)" in page.text
     assert {row["group"]: row["clients"] for row in rows(tmp_path, "groups")}["group 1.0"] == "2"  # as announced
     points = [point for box in page.specs["spec-client-distribution"]["data"] for point in box["text"]]
     assert points == ["van"]  # of the latest round

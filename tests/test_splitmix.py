@@ -27,7 +27,7 @@ from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow
 from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, DataError, MethodError
-from anysize.export.formats import export
+from anysize.exports.formats import export
 from anysize.methods import Client, FedAvg, SplitMix
 from anysize.methods.size import Size
 from anysize.methods.splitmix import SplitMixState, sampled_bases

@@ -160,7 +160,7 @@ def test_an_own_task_trains_and_reports_its_own_metric(tmp_path: Path) -> None:
         ("no_such_module:Absolute", "cannot import no_such_module"),
         ("own_task:Relative", "own_task has no 'Relative'"),
         ("own_task:number", "'int' object is not callable"),
-        ("collections:Counter", "gives a Counter, not an anysize.Task"),
+        ("collections:Counter", "is a Counter, not an anysize.Task"),
     ],
 )
 def test_a_task_that_is_none_is_refused_in_words(name: str, words: str) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from anysize.elastic.axes import trace as trace
     from anysize.elastic.slicing import narrow as narrow
     from anysize.errors import AnysizeError as AnysizeError
-    from anysize.export.formats import export as export
+    from anysize.exports.formats import export as export
     from anysize.methods import Method as Method
     from anysize.methods.context import Context as Context
     from anysize.methods.size import Size as Size
@@ -47,7 +47,7 @@ _PUBLIC = {
     "Size": "anysize.methods.size",
     "Task": "anysize.tasks",
     "compare": "anysize.runs.comparison",
-    "export": "anysize.export.formats",
+    "export": "anysize.exports.formats",
     "load": "anysize.runs.run",
     "load_config": "anysize.config:load",
     "methods": "anysize.methods:",

@@ -225,8 +225,8 @@ def customize(
     ] = None,
 ) -> None:
     """Cut a run's model to a size and write it as a file, or write all sizes as one."""
-    from anysize.export.formats import check_path
-    from anysize.export.formats import export as write
+    from anysize.exports.formats import check_path
+    from anysize.exports.formats import export as write
     from anysize.runs.run import load
 
     if (to is None) == (bundle is None):
@@ -360,8 +360,8 @@ def demo(
     out_: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("runs/demo"),
 ) -> None:
     """Train FLANC across 20 devices of four sizes on handwritten digits, and export two of the networks."""
-    from anysize.export.formats import export as write
-    from anysize.export.formats import onnx_needs
+    from anysize.exports.formats import export as write
+    from anysize.exports.formats import onnx_needs
 
     file = Path(str(files("anysize") / "demo.toml"))
     out.print("20 devices of four sizes learn handwritten digits together; nobody shares an image.\n")

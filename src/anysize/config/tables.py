@@ -363,6 +363,7 @@ class EngineConfig(Table):
 class ExperimentConfig(Table):
     """A complete, checked experiment.
 
+    >>> from anysize.config import from_dict
     >>> config = from_dict({"data": {"name": "digits", "clients": 20},
     ...                     "model": {"name": "small-cnn"}, "method": {"name": "flanc"}})
     >>> config.rounds, config.training.learning_rate, config.devices.participation
@@ -421,6 +422,7 @@ class ExperimentConfig(Table):
     def tells(self, what: str) -> bool:
         """Whether a client tells the server its number of "samples", or its "labels": which classes it has.
 
+        >>> from anysize.config import from_dict
         >>> tables = {"data": {"name": "devices"}, "model": {"name": "mlp"}, "method": {"name": "fedavg"}}
         >>> from_dict(tables).tells("samples"), from_dict(tables, ['devices.share=["samples"]']).tells("samples")
         (False, True)
@@ -462,6 +464,7 @@ class ExperimentConfig(Table):
     def path(self, name: str) -> Path:
         """The file that the experiment calls `name`: relative names start at the experiment file's folder.
 
+        >>> from anysize.config import from_dict
         >>> from_dict({"data": {"name": "digits", "clients": 2}, "model": {"name": "mlp"},
         ...            "method": {"name": "fedavg"}}, folder=Path("/lab")).path("start.pt").as_posix()
         '/lab/start.pt'
@@ -473,6 +476,7 @@ class ExperimentConfig(Table):
 
         An experiment that was not read from tables means all that it says.
 
+        >>> from anysize.config import from_dict
         >>> config = from_dict({"data": {"name": "digits", "clients": 2}, "model": {"name": "mlp"},
         ...                     "method": {"name": "flanc", "layers": {"conv1": {"basis_size": 0.5}}}})
         >>> config.gives("data.clients"), config.gives("method.layers"), config.gives("training.learning_rate")

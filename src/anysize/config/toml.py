@@ -65,6 +65,7 @@ def _string(text: str) -> str:
 def differences(changed: Mapping[str, tuple[Any, Any]], between: str = " -> ") -> list[str]:
     """A line for each key in which two experiments differ, with both values.
 
+    >>> from anysize.config import changes, from_dict
     >>> tables = {"data": {"name": "digits", "clients": 20},
     ...           "model": {"name": "mlp"}, "method": {"name": "flanc"}}
     >>> differences(changes(from_dict(tables), from_dict(tables, ["rounds=5", "engine.workers=2"])))

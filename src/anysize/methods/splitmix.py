@@ -151,7 +151,9 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
         if sub_model.finished:
             return Networks({name: self._network(context, own, None) for name, own in parts.items()})
-        trains = sub_model.ticket.get("task") == "train"
+        # Whether bases can be grouped is tried with real weights, which a device must not allocate to count a cost.
+        counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
+        trains = sub_model.ticket.get("task") == "train" and not counted
         together = self._together(context, len(chosen)) if trains else ""
         if isinstance(together, Grouped):
             module = fill(together, stacked(list(parts.values())))

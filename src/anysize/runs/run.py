@@ -21,7 +21,7 @@ from anysize.engines.inprocess import InProcess
 from anysize.errors import CheckpointError, ConfigError, DataError, unknown
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Signature
-from anysize.export.formats import Exported
+from anysize.exports.formats import Exported
 from anysize.methods.capabilities import Factored, Mixture, levels_of
 from anysize.methods.size import Levels, Size
 from anysize.rng import generator
@@ -121,7 +121,7 @@ class Run:
 
     def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
         """Writes several sizes, by default all that were trained, as one file for `anysize.runtime`."""
-        from anysize.export.bundle import Entry, write_bundle
+        from anysize.exports.bundle import Entry, write_bundle
 
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
         chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]

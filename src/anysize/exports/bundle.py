@@ -29,7 +29,7 @@ from anysize.elastic.axes import Axes
 from anysize.elastic.slicing import take
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
-from anysize.export.formats import Exported, check_path, sample_inputs, silenced, traced
+from anysize.exports.formats import Exported, check_path, sample_inputs, silenced, traced
 from anysize.runtime import Recipe
 from anysize.wire import Json, Tensors
 
