@@ -313,7 +313,8 @@ def test_signals_at_random_moments_end_runs_with_their_code_and_a_whole_checkpoi
         time.sleep(chosen.uniform(0, seconds))
         process.send_signal(number)
         found, out, errors = ended(process)
-        assert found == code or (found == 0 and "the report:" in out), errors
+        over = found in (0, -number) and "the report:" in out  # all was done, and Python no longer runs handlers
+        assert found == code or over, errors
         assert is_clean(errors)
         if i % 8 == 0:
             assert ended(begun(run, "--resume"))[0] == 0
