@@ -149,7 +149,7 @@ def test_the_order_of_capacities_is_kept() -> None:
 def test_a_distribution_brings_its_numbers_and_keeps_those_given() -> None:
     for options in ({"sigma": 0.2}, DistributionConfig(sigma=0.2)):
         devices = DevicesConfig(distribution="log-normal", distribution_options=options)
-        assert devices.distribution_options == DistributionConfig(median=0.45, sigma=0.2)
+        assert devices.distribution_options == DistributionConfig(median=0.4, sigma=0.2)
         assert len(devices.capacities or ()) == 8
 
 
@@ -236,6 +236,9 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("data", {"split": "dirichlet"}, "data.alpha: missing"),
     ("data", {"alpha": 0.1}, 'split = "iid" does not use it; set split = "dirichlet"'),
     ("data", {"split": "dirichlet", "alpha": 0.0}, "data.alpha: given 0.0, must be above 0"),
+    ("data", {"unbalance": 0.5}, 'given 0.5, but only split = "classes" uses it'),
+    ("data", {"groups_per_client": 2}, 'given 2, but only split = "natural" uses it'),
+    ("data", {"domains": ["a"]}, "given ['a'], but only split = \"natural\" uses it"),
     ("data", {"clients": 0}, "data.clients: given 0, must be at least 1"),
     ("data", {"validation": 1.0}, "data.validation: given 1.0, must be at least 0 and below 1"),
     ("data", {"options": {"since": None}}, "since is a NoneType: leave it out"),
@@ -384,6 +387,25 @@ def test_an_override_replaces_what_excludes_it() -> None:
     assert (split.classes_per_client, split.alpha) == (None, 0.5)
     count = loads(COMPLETE, ["devices.clients_per_round=4"]).devices
     assert (count.participation, count.clients_per_round) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"split": "classes", "classes_per_client": 3, "unbalance": 0.5},
+        {"split": "dirichlet", "alpha": 0.5, "equal_sizes": False},
+        {"split": "natural", "groups_per_client": 2, "domains": ["b", "a"]},
+    ],
+    ids=lambda given: given["split"],
+)
+def test_another_split_does_not_inherit_what_only_the_files_split_uses(given: dict[str, Any]) -> None:
+    tables = smallest(data=given)
+    plain = from_dict(smallest()).data
+    assert from_dict(tables, ["data.split=iid"]).data == plain
+    assert from_dict(tables, [f"data.split={given['split']}"]).data == from_dict(tables).data
+    other = from_dict(tables, ["data.split=classes", "data.classes_per_client=5"]).data
+    assert (other.split, other.classes_per_client, other.alpha, other.domains) == ("classes", 5, None, ())
+    assert problems_of(smallest(data=given | {"split": "iid"}))  # what the file itself says must agree
 
 
 def test_another_method_does_not_inherit_the_options_of_the_first() -> None:

@@ -138,6 +138,7 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
     absent = {key for key, default in keys(ExperimentConfig).items() if default is None}
     assert {key for key in absent if not key.startswith("tricks.")} == {
         *(f"data.{key}" for key in ("test", "clients", "classes_per_client", "unbalance", "alpha", "normalize")),
+        "data.groups_per_client",
         *(f"model.{key}" for key in ("weights", "input", "tokens")),
         *(f"devices.{key}" for key in ("capacities", "fractions", "participation", "clients_per_round", "file")),
         *(f"devices.{key}" for key in ("distribution", "distribution_options", "macs_per_second")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections import Counter
 from typing import Any
@@ -163,13 +164,42 @@ def test_step_rises_by_a_fixed_step() -> None:
 
 
 def test_log_normal_rounds_down_to_the_bins() -> None:
-    config = DevicesConfig(distribution="log-normal", distribution_options={"sigma": 0.5})
-    draws = np.random.default_rng(0).lognormal(math.log(0.45), 0.5, size=400_000)
+    config = DevicesConfig(distribution="log-normal", distribution_options={"sigma": 0.3})
+    draws = np.random.default_rng(0).lognormal(math.log(0.4), 0.3, size=400_000)
     floored = np.clip(np.floor(draws / 0.125) * 0.125, 0.125, 1.0)
     expected = [float(np.mean(floored == capacity)) for capacity in config.capacities or ()]
     assert capacity_shares(config) == pytest.approx(expected, abs=4e-3)
     fleet = make_fleet(config, clients=10_000, seed=0)
     assert [group.clients / 10_000 for group in fleet.groups] == pytest.approx(expected, abs=5e-3)
+
+
+def test_log_normal_budgets_are_those_of_split_mix() -> None:
+    """scipy's lognorm(s=0.5, scale=0.4), whose mean is the paper's 0.45, in bins of an eighth."""
+    normal = statistics.NormalDist(math.log(0.4), 0.5)
+    edges = [0.0, *(normal.cdf(math.log(eighths / 8)) for eighths in range(2, 9)), 1.0]
+    shares = capacity_shares(DevicesConfig(distribution="log-normal"))
+    assert shares == pytest.approx([high - low for low, high in itertools.pairwise(edges)])
+    assert 0.4 * math.exp(0.5**2 / 2) == pytest.approx(0.45, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "counts"),
+    [
+        ([8, 1, 1, 1], {"0.125": 5, "1.0": 15}),
+        ([8, 2, 1, 1], {"0.125": 5, "0.5": 5, "1.0": 10}),
+        ([8, 2, 2, 1], {"0.125": 5, "0.5": 10, "1.0": 5}),
+    ],
+)
+def test_more_sufficient_fleets_are_named_by_their_divisors(divisors: list[int], counts: dict[str, int]) -> None:
+    config = DevicesConfig(
+        distribution="exponential",
+        distribution_options={"divisors": divisors},
+        capacities=[0.125, 0.25, 0.5, 1.0],
+        assignment="order",
+    )
+    fleet = make_fleet(config, clients=20, seed=0)
+    assert fleet.counts() == counts
+    assert capacities(fleet) == sorted(capacities(fleet))
 
 
 def test_log_normal_follows_the_listed_order() -> None:

@@ -45,7 +45,7 @@ def little_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Small sets under the names of the real ones."""
     folder = tmp_path_factory.mktemp("data")
     images(folder / "fashion-mnist.npz", 28, 1, 10, 60)
-    for name in ("mnist", "usps", "mnist-m"):
+    for name in ("mnist", "usps", "mnist-m", "svhn", "synth-digits"):
         images(folder / f"{name}.npz", 16, 1, 10, 60)
     images(folder / "cifar10.npz", 32, 3, 10, 60)
     images(folder / "cifar100.npz", 32, 3, 100, 60)

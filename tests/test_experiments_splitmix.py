@@ -18,11 +18,11 @@ __all__ = ["little_data"]  # small sets under the names of the real ones, for ev
 README = FOLDER / "splitmix" / "README.md"
 FILES = sorted(README.parent.glob("*.toml"))
 COMMANDS = sorted(set(re.findall(r"`(anysize run [^`]*\.toml[^`]*)`", README.read_text())))
-FEW_DIGITS = "data.options={size=14,per_domain=300,test_per_domain=20}"
+FEW_DIGITS = ["data.options.size=14", "data.options.per_domain=300", "data.options.test_per_domain=20"]
 
 
 def short(config: ExperimentConfig) -> list[str]:
-    return [FEW_DIGITS] if config.data.name == "digits-domains" else ["data.clients=20"]
+    return FEW_DIGITS if config.data.name == "digits-domains" else ["data.clients=20"]
 
 
 def test_every_file_has_a_command_and_every_command_a_folder_of_its_own() -> None:

@@ -209,6 +209,37 @@ def test_more_clients_than_groups_share_each_group_evenly():
     assert all(len({i % 3 for i in ids(shares.share(client).train)}) == 1 for client in range(30))
 
 
+@pytest.mark.parametrize(("clients", "each", "found"), [(4, 5, [5, 5, 5, 5]), (3, 5, [5, 5, 5]), (3, 7, [7, 7, 6])])
+def test_several_groups_go_to_a_client_whole_and_evenly(clients: int, each: int, found: list[int]) -> None:
+    data = make_data(groups=20)
+    shares = split(data, clients, "natural", groups_per_client=each)
+    groups = [{i % 20 for i in ids(shares.share(client).train)} for client in range(clients)]
+    assert [len(own) for own in groups] == found
+    assert len(set().union(*groups)) == sum(found)  # no group has two clients
+    assert [shares.samples(client) for client in range(clients)] == [50 * count for count in found]
+    assert shares.group_of(0) is None
+
+
+def test_without_a_number_of_clients_there_are_enough_for_all_groups():
+    data = make_data(groups=20)
+    shares = split(data, None, "natural", groups_per_client=6)
+    assert [shares.samples(client) for client in range(len(shares))] == [250] * 4
+    other = split(data, None, "natural", groups_per_client=6, seed=1)
+    assert ids(other.share(0).train) != ids(shares.share(0).train)
+
+
+def test_domains_come_to_the_clients_in_the_order_asked_for():
+    data = make_data(900, groups=3)
+    order = ["g002", "g000", "g001"]
+    shares = split(data, 6, "natural", domains=order)
+    assert [shares.group_of(client) for client in range(6)] == ["g002", "g002", "g000", "g000", "g001", "g001"]
+    assert {i % 3 for i in ids(shares.share(0).train)} == {2}
+    alphabetical = split(data, 6, "natural")
+    assert ids(alphabetical.share(4).train) == ids(shares.share(0).train)  # who has which samples stays
+    with pytest.raises(DataError, match="must list every data group of the data once: g000, g001, g002"):
+        split(data, 6, "natural", domains=["g002", "g000"])
+
+
 def test_groups_may_be_numbers():
     part = TensorPart(np.zeros((4, 1)), [0, 1, 0, 1], group=np.array([7, 3, 7, 7], dtype=np.int16))
     shares = split(Data(train=part), None, "natural")
@@ -289,6 +320,8 @@ def test_a_hundred_thousand_samples_among_a_thousand_clients_take_well_under_a_s
         ("validation is 1", 10, "iid", {"validation": 1.0}),
         ("fraction is 0", 10, "iid", {"fraction": 0.0}),
         ("fewer samples than clients", 1500, "natural", {}),
+        ("only 20 data groups", 21, "natural", {"groups_per_client": 2}),
+        ("groups_per_client is 0", 5, "natural", {"groups_per_client": 0}),
     ],
 )
 def test_bad_settings_are_refused_with_what_is_allowed(match, clients, name, options):

@@ -141,7 +141,7 @@ class DistributionConfig(Table):
 _DISTRIBUTION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "exponential": {"divisors": (1.0, 2.0, 4.0, 8.0)},
     "step": {"step": 0.25},
-    "log-normal": {"median": 0.45, "sigma": 0.4},
+    "log-normal": {"median": 0.4, "sigma": 0.5},
     "two-type": {"share": 0.25, "strong": 1.0, "weak": 0.25},
 }
 

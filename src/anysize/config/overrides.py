@@ -16,10 +16,12 @@ _DISPLACES: Mapping[str, tuple[str, ...]] = {
     "devices.clients_per_round": ("devices.participation",),
     "devices.distribution": ("devices.distribution_options", "devices.fractions"),
     "devices.fractions": ("devices.distribution_options", "devices.distribution"),
-    "data.split=iid": ("data.classes_per_client", "data.alpha"),
-    "data.split=natural": ("data.classes_per_client", "data.alpha"),
-    "data.split=classes": ("data.alpha",),
-    "data.split=dirichlet": ("data.classes_per_client",),
+}
+# An override of the split leaves out what only the file's own split uses.
+_OF_SPLITS: Mapping[str, tuple[str, ...]] = {
+    "classes": ("classes_per_client", "unbalance"),
+    "dirichlet": ("alpha", "equal_sizes"),
+    "natural": ("groups_per_client", "domains"),
 }
 
 
@@ -46,10 +48,11 @@ def overridden(tables: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dic
 def _displaced(tables: Mapping[str, Any], changes: Mapping[tuple[str, ...], Any]) -> set[tuple[str, ...]]:
     """The keys of the file that the changes exclude."""
     displaced: set[tuple[str, ...]] = set()
-    for key, value in changes.items():
-        dotted = ".".join(key)
-        excluded = _DISPLACES.get(dotted, ()) + _DISPLACES.get(f"{dotted}={value}", ())
-        displaced |= {tuple(name.split(".")) for name in excluded}
+    for key in changes:
+        displaced |= {tuple(name.split(".")) for name in _DISPLACES.get(".".join(key), ())}
+    if ("data", "split") in changes:
+        others = (keys for split, keys in _OF_SPLITS.items() if split != changes[("data", "split")])
+        displaced |= {("data", key) for keys in others for key in keys}
     method = tables.get("method")
     if isinstance(method, dict) and changes.get(("method", "name"), method.get("name")) != method.get("name"):
         displaced |= {("method", option) for option in method}  # one method's options mean nothing to another

@@ -56,6 +56,10 @@ class DataConfig(Table):
     """With split = "dirichlet": the concentration; smaller is more uneven."""
     equal_sizes: bool = True
     """With split = "dirichlet": whether every client has equally many samples."""
+    groups_per_client: Count | None = None
+    """With split = "natural": at most so many data groups (roles, writers) to a client, dealt evenly; absent: one."""
+    domains: Names = ()
+    """With split = "natural": every data group's name, in the order in which clients get them; absent: sorted."""
     fraction: Part = 1.0
     """The part of the training data that is used at all."""
     validation: BelowOne = 0.0
@@ -84,8 +88,12 @@ class DataConfig(Table):
                     f'data.{key}: given {given}, but split = "{self.split}" does not use it; '
                     f'set split = "{split}" or leave it out'
                 )
-        if self.unbalance is not None and self.split != "classes":
-            yield f'data.unbalance: given {self.unbalance}, but only split = "classes" uses it; leave it out'
+        others = {"unbalance": "classes", "groups_per_client": "natural", "domains": "natural"}
+        for key, split in others.items():
+            given = getattr(self, key)
+            if given not in (None, ()) and self.split != split:
+                shown = list(given) if isinstance(given, tuple) else given
+                yield f'data.{key}: given {shown}, but only split = "{split}" uses it; leave it out'
         if self.name != "devices" and self.test is not None:
             yield 'data.test: only for name = "devices"; a data set brings its own test part'
         if self.name == "devices":

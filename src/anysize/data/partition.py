@@ -10,13 +10,14 @@ The splits:
 | iid | equally many samples, drawn from all (sizes differ by at most one) |
 | classes | samples of exactly k classes, equally many of each |
 | dirichlet | a mix of classes drawn from Dirichlet(alpha), in equal or unequal sizes |
-| natural | the samples of one data group: a writer, role or domain |
+| natural | the samples of one data group, or of several: writers, roles or domains |
 """
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,7 +56,7 @@ class Shares(ABC):
 
     @abstractmethod
     def group_of(self, client: int) -> str | None:
-        """The name of the data group (writer, role, domain) of a client in a natural split, else None."""
+        """The name of the one data group (writer, role, domain) that a client has in a natural split, else None."""
 
     def classes_of(self, client: int) -> Tensor:
         """The classes in a client's training samples, sorted; empty if labels are not classes."""
@@ -72,7 +73,7 @@ class PartitionedShares(Shares):
         offsets: (clients + 1,), client c has `index[offsets[c]:offsets[c + 1]]`.
         validation: the fraction of each share that is held out.
         seed: together with the client's number, decides which samples are held out.
-        groups: the name of each client's data group, in a natural split.
+        groups: the name of each client's data group, in a natural split where a client has one.
     """
 
     def __init__(
@@ -197,6 +198,8 @@ def split(
     unbalance: float = 1.0,
     alpha: float | None = None,
     equal: bool = True,
+    groups_per_client: int = 1,
+    domains: Sequence[str] = (),
     validation: float = 0.0,
     fraction: float = 1.0,
     seed: int = 0,
@@ -211,6 +214,9 @@ def split(
         unbalance: for "classes": each client has one class whole and this fraction of each other (LotteryFL).
         alpha: for "dirichlet": small is skewed (0.1), large is even (100).
         equal: for "dirichlet": all clients have equally many samples.
+        groups_per_client: for "natural": at most so many data groups to a client; if there are too few for all
+            clients, they are dealt evenly.
+        domains: for "natural": the names of all data groups, in the order in which clients get them; empty: sorted.
         validation: the fraction of each share that the client holds out, at least one sample of two.
         fraction: the fraction of the training samples that is used at all.
         seed: every choice follows from it.
@@ -221,12 +227,18 @@ def split(
     True
     """
     problems = _setting_problems(data, clients, split, classes_per_client, alpha, validation, fraction)
+    if split == "natural" and not problems:
+        problems = _natural_problems(_groups(data), clients, groups_per_client, domains)
     if problems:
         raise DataError("\n".join(problems))
     rng = _rng(seed, "partition", split)
     if split == "natural":
-        index, offsets, names = _natural(_groups(data), clients, fraction, rng)
-        return PartitionedShares(data, index, offsets, validation, seed, names)
+        names, members = _members(_groups(data), fraction, domains, rng)
+        if groups_per_client > 1:
+            index, offsets = _several_groups(members, clients, groups_per_client, rng)
+            return PartitionedShares(data, index, offsets, validation, seed)
+        index, offsets, owned = _one_group(names, members, clients, rng)
+        return PartitionedShares(data, index, offsets, validation, seed, owned)
     assert clients is not None  # `_setting_problems` refuses None for every split but the natural one
     used = _used(len(data.train), fraction, rng)
     if clients > len(used):
@@ -349,24 +361,45 @@ def deal(labels: Indices, counts: Indices) -> tuple[Indices, Indices]:
     return given[np.argsort(owner, kind="stable")], _offsets(counts.sum(axis=1))
 
 
-def _natural(
-    groups: Indices | Any, clients: int | None, fraction: float, rng: np.random.Generator
-) -> tuple[Indices, Indices, tuple[str, ...]]:
+def _members(
+    groups: Any, fraction: float, domains: Sequence[str], rng: np.random.Generator
+) -> tuple[list[str], list[Indices]]:
+    """The names of the data groups in the order of `domains`, or sorted, and the samples of each, shuffled."""
     names, code = np.unique(groups, return_inverse=True)
     shuffled = rng.permutation(len(code))
     members = np.split(shuffled[np.argsort(code[shuffled], kind="stable")], np.cumsum(np.bincount(code))[:-1])
     members = [own[: max(1, round(fraction * len(own)))] for own in members]
+    by_name = {str(name): own for name, own in zip(names, members)}
+    order = list(domains) or list(by_name)
+    return order, [by_name[name] for name in order]
+
+
+def _one_group(
+    names: list[str], members: list[Indices], clients: int | None, rng: np.random.Generator
+) -> tuple[Indices, Indices, tuple[str, ...]]:
+    """Samples by client, offsets and the group of each client; clients share a group if they are more than groups."""
     wanted = len(names) if clients is None else clients
     if wanted < len(names):
         chosen = np.sort(rng.permutation(len(names))[:wanted])
-        names, members = names[chosen], [members[g] for g in chosen]
+        names, members = [names[g] for g in chosen], [members[g] for g in chosen]
     users = np.diff(_even_offsets(wanted, len(names)))  # clients of each data group
     short = [f"{n} ({len(m)} samples, {u} clients)" for n, m, u in zip(names, members, users) if len(m) < u]
     if short:
         raise DataError(f"data groups with fewer samples than clients: {', '.join(short[:5])}; use fewer clients")
     shares = [share for own, count in zip(members, users) for share in np.array_split(own, count)]
     offsets = _offsets(np.array([len(share) for share in shares]))
-    return np.concatenate(shares), offsets, tuple(str(name) for name in np.repeat(names, users))
+    return np.concatenate(shares), offsets, tuple(np.repeat(names, users).tolist())
+
+
+def _several_groups(
+    members: list[Indices], clients: int | None, each: int, rng: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """Samples by client and offsets: groups drawn at random and dealt evenly, at most `each` to a client."""
+    wanted = -(-len(members) // each) if clients is None else clients
+    chosen = rng.permutation(len(members))[: wanted * each]
+    bounds = _even_offsets(len(chosen), wanted)
+    shares = [np.concatenate([members[g] for g in chosen[a:b]]) for a, b in itertools.pairwise(bounds)]
+    return np.concatenate(shares), _offsets(np.array([len(share) for share in shares]))
 
 
 def _largest_share(supply: Indices, clients: int, per_client: int) -> int:
@@ -426,6 +459,22 @@ def _setting_problems(
         problems += _classes_problems(data, classes_per_client)
     if split == "dirichlet" and (alpha is None or not 0 < alpha < float("inf")):
         problems.append(f"alpha is {alpha}; split = 'dirichlet' needs a number above 0, such as 0.5")
+    return problems
+
+
+def _natural_problems(groups: Any, clients: int | None, each: int, domains: Sequence[str]) -> list[str]:
+    present = [str(name) for name in np.unique(groups)]
+    problems = []
+    if each < 1:
+        problems.append(f"groups_per_client is {each}; at least 1 is needed")
+    elif each > 1 and clients is not None and clients > len(present):
+        problems.append(
+            f"groups_per_client is {each}, but there are {clients} clients and only {len(present)} data groups; "
+            "use fewer clients, or one group per client, which clients then share"
+        )
+    if domains and sorted(domains) != sorted(present):
+        shown = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
+        problems.append(f"domains is {list(domains)}; it must list every data group of the data once: {shown}")
     return problems
 
 

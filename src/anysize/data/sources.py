@@ -198,13 +198,23 @@ def mnist_m(held_out: float = 0.0) -> Data:
     return stored("mnist-m", held_out)
 
 
+def svhn(held_out: float = 0.0) -> Data:
+    """SVHN, house numbers, 32 x 32 in colour: 73,257 / 26,032 samples, 10 classes; needs svhn.npz."""
+    return stored("svhn", held_out)
+
+
+def synth_digits(held_out: float = 0.0) -> Data:
+    """SynthDigits, printed digits on photographs, 32 x 32 in colour, 10 classes; needs synth-digits.npz."""
+    return stored("synth-digits", held_out)
+
+
 def emnist(held_out: float = 0.0) -> Data:
-    """EMNIST by class, requests and digits, 28 x 28, 62 classes; needs emnist.npz."""
+    """EMNIST by class, letters and digits, 28 x 28, 62 classes; needs emnist.npz."""
     return stored("emnist", held_out)
 
 
 def femnist(held_out: float = 0.0) -> Data:
-    """FEMNIST, requests and digits by writer, 28 x 28, 62 classes; needs femnist.npz."""
+    """FEMNIST, letters and digits by writer, 28 x 28, 62 classes; needs femnist.npz."""
     return stored("femnist", held_out)
 
 
@@ -527,5 +537,7 @@ _SOURCES: dict[str, Callable[..., Data]] = {
     "mnist": mnist,
     "mnist-m": mnist_m,
     "shakespeare": shakespeare,
+    "svhn": svhn,
+    "synth-digits": synth_digits,
     "usps": usps,
 }

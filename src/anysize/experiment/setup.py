@@ -246,6 +246,8 @@ class Setup:
             unbalance=1.0 if config.unbalance is None else config.unbalance,
             alpha=config.alpha,
             equal=config.equal_sizes,
+            groups_per_client=config.groups_per_client or 1,
+            domains=config.domains,
             validation=config.validation,
             fraction=config.fraction,
             seed=self.config.seed,
@@ -258,7 +260,7 @@ class Setup:
             return open_fleet(self.config.devices, self.config.seed)
         by_group = self.config.devices.assignment == "group"
         names = [self.shares.group_of(client) for client in range(len(self.shares))] if by_group else []
-        order = sorted({name for name in names if name is not None})
+        order = self.config.data.domains or sorted({name for name in names if name is not None})
         domains = [order.index(name) for name in names if name is not None] or None
         return make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
 
