@@ -10,10 +10,7 @@ import dataclasses
 import json
 import math
 import operator
-import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors
@@ -21,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from anysize.errors import CheckpointError
+from anysize.errors import AnysizeError, CheckpointError, TrustError
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -68,25 +65,31 @@ def dump(tensors: Mapping[str, Tensor], note: Json) -> bytes:
     return safetensors.torch.save(plain, {_NOTE: _json(note)})
 
 
-def load(blob: bytes, source: str = "message") -> tuple[Tensors, Json]:
-    """The tensors and the note in `blob`; refuses, with one line, bytes that are damaged or not ours."""
+def load(blob: bytes, source: str = "the message", error: type[AnysizeError] = TrustError) -> tuple[Tensors, Json]:
+    """The tensors and the note in `blob`.
+
+    Args:
+        blob: the bytes.
+        source: what they are, for the error: a message, or the path of a file.
+        error: what to raise if they are damaged or not ours.
+    """
     try:
         tensors = safetensors.torch.load(blob)
         length = int.from_bytes(blob[:8], "little")
         header = json.loads(blob[8 : 8 + length])
         note = json.loads(header["__metadata__"][_NOTE])
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{source} is damaged or was not written by anysize ({error})") from None
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RecursionError) as problem:
+        raise error(f"{source} is damaged or was not written by anysize ({problem})") from None
     if not isinstance(note, dict):
-        raise CheckpointError(f"{source} was not written by anysize (its note is not an object)")
+        raise error(f"{source} was not written by anysize (its note is not an object)")
     return tensors, note
 
 
-def peek(blob: bytes, source: str = "message") -> Tensors:
-    """The tensors that `load` would return, on the meta device: names, shapes and types from the header alone.
+def peek(blob: bytes) -> Tensors:
+    """The tensors of a message, on the meta device: names, shapes and types from the header alone.
 
-    So a receiver can refuse a message that is too large before it allocates any of it. A header that lies about the
-    payload is refused here.
+    A receiver can thus refuse a message that is too large before it allocates any of it. A header that lies about the
+    payload raises a TrustError.
 
     >>> peek(dump({"w": torch.ones(2, 3)}, {}))["w"].shape
     torch.Size([2, 3])
@@ -111,7 +114,7 @@ def peek(blob: bytes, source: str = "message") -> Tensors:
         if total != len(blob) - 8 - length:
             raise ValueError(f"tensors of {total} bytes in a payload of {len(blob) - 8 - length}")
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError, RecursionError) as error:
-        raise CheckpointError(f"{source} is damaged or was not written by anysize ({error})") from None
+        raise TrustError(f"the message is damaged or was not written by anysize ({error})") from None
     return found
 
 
@@ -129,29 +132,6 @@ def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
         offset = end
     length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return 8 + (length + 7) // 8 * 8 + offset
-
-
-def write(path: Path, blob: bytes) -> None:
-    """Replace `path` by `blob` in one step: after a crash, and for any reader, it is the old file or the new one."""
-    temporary: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise CheckpointError(
-            f"could not write {path}: {error.strerror or error}. The old file, if any, is untouched; free some space "
-            "and try again (continue a run with --resume)"
-        ) from None
 
 
 def copies(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -13,7 +13,6 @@ import lzma
 import os
 import re
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from anysize import interrupts
+from anysize.atomic import replaced
 from anysize.data.parts import Array
 from anysize.errors import DataError
 
@@ -147,15 +147,8 @@ def read_cifar(path: Path, prefix: str) -> Arrays:
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays to an .npz file, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        try:
-            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            file.close()
-            os.unlink(file.name)
-            raise
+    with replaced(path) as new, new.open("wb") as file:
+        np.savez(file, **dict(arrays))  # type: ignore[arg-type]
 
 
 def download(url: str, path: Path, sha256: str) -> None:

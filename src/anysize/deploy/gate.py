@@ -96,8 +96,7 @@ class Gate:
         """The sub-model; an error that says why not, before any of its tensors has memory.
 
         Raises:
-            TrustError: the device cannot afford it, or it is not what its ticket says.
-            CheckpointError: it is damaged.
+            TrustError: the device cannot afford it, it is not what its ticket says, or it is damaged.
         """
         reasons = list(_order_problems(ticket)) or self.refusals(SubModel(peek(blob), ticket))
         if reasons:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from anysize.errors import AnysizeError
-from anysize.wire import Tensors, dump, load, write
+from anysize.atomic import write
+from anysize.errors import AnysizeError, CheckpointError
+from anysize.wire import Tensors, dump, load
 
 _RUNS = 3  # runs whose files are kept; a device may serve several in turn
 
@@ -51,7 +52,7 @@ class Kept:
         if not earlier:
             return {}
         file = self._file(earlier[-1])
-        return load(file.read_bytes(), str(file))[0]
+        return load(file.read_bytes(), str(file), CheckpointError)[0]
 
     def put(self, round: int, tensors: Mapping[str, Tensor]) -> None:
         """Keeps tensors of a turn, and forgets those that no checkpoint to come can ask for."""

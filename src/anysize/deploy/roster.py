@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anysize.atomic import write
 from anysize.errors import CheckpointError
-from anysize.wire import write
 
 FILE = "fleet.json"
 
@@ -52,7 +52,7 @@ class Roster:
         self.clients |= {name: first + place for place, name in enumerate(new)}
         if new or always:
             text = json.dumps({"run": self.run, "clients": self.clients}, indent=1) + "\n"
-            write(self.path, text.encode())
+            write(self.path, text.encode(), CheckpointError)
 
     @classmethod
     def _read(cls, path: Path) -> Roster:

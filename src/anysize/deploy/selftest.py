@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from anysize import config as configs
+from anysize.atomic import write
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig
 from anysize.deploy.folder import EXPERIMENT
@@ -18,7 +19,6 @@ from anysize.deploy.timing import Measurement, measure
 from anysize.elastic.skeleton import weightless
 from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
-from anysize.wire import write
 
 _SPEED_SECONDS = 60.0
 
@@ -44,7 +44,7 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
     if found.capacity is None:
         raise ConfigError(f"this device cannot train even the smallest size of {beside} in time and memory")
     chosen = device.model_copy(update={"capacity": found.capacity, "budget": None})
-    write(file, device_file.dumps(chosen).encode())
+    write(file, device_file.dumps(chosen).encode(), ConfigError, f"enter capacity = {found.capacity:g} by hand")
     say(f"{file}: capacity = {found.capacity:g}")
     return found
 

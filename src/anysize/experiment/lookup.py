@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from anysize.atomic import write
 from anysize.client.process import one_thread
 from anysize.cost.count import step_latency_ms
 from anysize.errors import CheckpointError, ConfigError
@@ -13,7 +14,7 @@ from anysize.methods.capabilities import Searched
 from anysize.methods.messages import Client
 from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
-from anysize.wire import Json, dump, load, write
+from anysize.wire import Json, dump, load
 
 _KIND = "look-up table"
 
@@ -85,13 +86,13 @@ def save(path: Path, table: Table, about: Json) -> None:
     rows = [entry.to_json() for entry in table.entries]
     if not path.parent.is_dir():
         raise ConfigError(f"method.table: the folder {path.parent} does not exist")
-    write(path, dump(tensors, {"kind": _KIND, "entries": rows, "about": about}))
+    content = dump(tensors, {"kind": _KIND, "entries": rows, "about": about})
+    write(path, content, ConfigError, "name another file in method.table")
 
 
 def read(path: Path, setup: Setup) -> Table:
     """The table in a file, refused if it is damaged or was made for another experiment."""
-
-    tensors, note = load(path.read_bytes(), str(path))
+    tensors, note = load(path.read_bytes(), f"method.table: {path}", CheckpointError)
     if note.get("kind") != _KIND:
         raise CheckpointError(f"method.table: {path} holds no look-up table; name another file")
     about, noted = fingerprint(setup), _filled(note["about"], setup)

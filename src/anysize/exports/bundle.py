@@ -12,10 +12,8 @@ import hashlib
 import json
 import math
 import operator
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from anysize import runtime
+from anysize.atomic import replaced
 from anysize.elastic.axes import Axes
 from anysize.elastic.slicing import take
 from anysize.errors import ModelError
@@ -87,22 +86,19 @@ def write_bundle(
     path = Path(path)
     check_path(path, [ENDING])
     inputs = sample_inputs(signature, 3)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{ENDING}")
+    content = packed(entries, inputs, signature, axes, about or {}, path)
     try:
-        partial.write_bytes(packed(entries, inputs, signature, axes, about or {}, path))
-        difference = max(_differences(entries, partial, inputs))
-        if not difference <= _TOLERANCE:
-            raise ModelError(
-                f"{path}: the written file's outputs differ from the networks' by {difference:g}. {_CONSTANT}"
-            )
-        partial.replace(path)
+        with replaced(path) as new:
+            new.write_bytes(content)
+            difference = max(_differences(entries, new, inputs))
+            if not difference <= _TOLERANCE:
+                raise ModelError(
+                    f"{path}: the written file's outputs differ from the networks' by {difference:g}. {_CONSTANT}"
+                )
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
     except runtime.BundleError as error:
         raise ModelError(f"{path}: the written file cannot be read back: {error}. {_CONSTANT}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
     return Exported(path, path.stat().st_size, difference)
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import math
-import os
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from anysize.atomic import replaced
 from anysize.config.extras import needs
 from anysize.elastic.skeleton import tensors_of
 from anysize.elastic.tracing.forward import unread_masks
@@ -58,20 +58,16 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
     ending = path.suffix.lower()
     write, read = _FORMATS[ending]
     inputs = sample_inputs(signature, 2)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{ending}")
+    with torch.no_grad():
+        expected = network.eval()(inputs)
     try:
-        with torch.no_grad():
-            expected = network.eval()(inputs)
-        write(network, partial, inputs, about or {})
-        difference = _difference(read(network, partial, inputs), expected)
-        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
-        partial.replace(path)
+        with replaced(path, ending) as new:
+            write(network, new, inputs, about or {})
+            difference = _difference(read(network, new, inputs), expected)
+            if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+                raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return Exported(path, path.stat().st_size, difference)
 
 

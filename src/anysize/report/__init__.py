@@ -6,9 +6,9 @@ table and figure. The page is self-contained and opens offline. Figures need Plo
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from anysize.atomic import replaced
 from anysize.errors import AnysizeError
 from anysize.report import analysis, coverage, figures, page, robustness, tables, widths
 from anysize.report.record import read
@@ -59,10 +59,5 @@ def _plotly_js() -> str | None:
 
 
 def _replace(path: Path, content: str) -> None:
-    """Write to a temporary file and rename it to `path`, so that `path` never holds half the content."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(content, encoding="utf-8", newline="")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replaced(path) as new:
+        new.write_text(content, encoding="utf-8", newline="")

@@ -414,7 +414,7 @@ def _analysis(folder: Path, rounds: tuple[Round, ...]) -> dict[int, dict[str, ND
 
 
 def _arrays(path: Path) -> dict[str, NDArray[np.float64]]:
-    tensors, _ = load(path.read_bytes(), str(path))
+    tensors, _ = load(path.read_bytes(), str(path), CheckpointError)
     return {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anysize import atomic
 from anysize.elastic.norm import Statistics
 from anysize.errors import CheckpointError
-from anysize.wire import Json, Tensors, dump, flatten, load, restore, write
+from anysize.wire import Json, Tensors, dump, flatten, load, restore
 
 FILE = "state.safetensors"
 KEPT = "kept"
@@ -73,6 +74,11 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | Non
     }
     write(directory / FILE, dump(tensors, header))
     _drop_stale(directory, checkpoint)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file of a run directory in one step."""
+    atomic.write(path, content, CheckpointError, "free some space or allow writing there, and continue with --resume")
 
 
 def exists(directory: Path) -> bool:
@@ -168,7 +174,7 @@ def _read(directory: Path) -> tuple[Tensors, Json]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     try:
-        tensors, header = load(blob, str(path))
+        tensors, header = load(blob, str(path), CheckpointError)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_WAY_OUT}") from None
     if not {"format", "round", "state", "statistics", "turns", "about", "checksum"} <= set(header):
@@ -200,7 +206,7 @@ def _load_kept(directory: Path, client: int, turn: int) -> Tensors:
     path = _kept_file(directory, client, turn)
     if not path.is_file():
         raise _MissingKeptError(f"{path}, which the checkpoint needs, is missing")
-    return load(path.read_bytes(), str(path))[0]
+    return load(path.read_bytes(), str(path), CheckpointError)[0]
 
 
 def _drop_stale(directory: Path, checkpoint: Checkpoint) -> None:

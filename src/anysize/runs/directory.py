@@ -20,11 +20,12 @@ from typing import Any
 
 from torch import Tensor
 
+from anysize import atomic
 from anysize import config as configs
 from anysize.config import files as config_files
 from anysize.errors import CheckpointError, ConfigError
-from anysize.runs.checkpoint import FILE, KEPT
-from anysize.wire import Json, dump, write
+from anysize.runs.checkpoint import FILE, KEPT, write
+from anysize.wire import Json, dump
 
 if sys.platform != "win32":
     import fcntl
@@ -64,7 +65,7 @@ def has_progress(directory: Path) -> bool:
 
 def _is_unused(directory: Path) -> bool:
     """Whether nothing is there but what a run leaves that was killed while it wrote the first of its files."""
-    ours = {path.name for name in (CONFIG, ENVIRONMENT) for path in directory.glob(f".{name}.*.part")}
+    ours = {path.name for name in (CONFIG, ENVIRONMENT) for path in atomic.unfinished(directory, name)}
     ours |= {ENVIRONMENT} if "anysize" in saved_environment(directory) else set()
     return all(path.name in ours for path in directory.iterdir())
 
@@ -151,8 +152,8 @@ def rewind(directory: Path, round: int) -> None:
 
 def drop_partial(directory: Path) -> None:
     """Deletes files that a killed run had not finished writing."""
-    for folder in (directory, directory / KEPT, directory / ANALYSIS):
-        for path in folder.glob(".*.part"):
+    for folder in (directory, *(directory / name for name in _FOLDERS)):
+        for path in atomic.unfinished(folder):
             path.unlink(missing_ok=True)
 
 
