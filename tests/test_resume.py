@@ -16,7 +16,7 @@ import pytest
 
 import anysize as az
 import small
-from anysize import wire
+from anysize import atomic, wire
 from anysize.errors import CheckpointError
 from anysize.runs import checkpoint as checkpoints
 from anysize.runs.runner import environment
@@ -135,7 +135,7 @@ def test_a_run_killed_while_its_first_files_are_written_begins_anew(
     def write(path: Path, blob: bytes) -> None:
         if path.name == moment:
             raise KilledError
-        wire.write(path, blob)
+        atomic.write(path, blob)
 
     with monkeypatch.context() as patched:
         patched.setattr("anysize.runs.directory.write", write)
