@@ -21,7 +21,7 @@ from anysize.report.page import render
 from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import read
 from anysize.runs.directory import write_analysis
-from anysize.runs.events import read_events
+from anysize.runs.events import history, read_events
 from pages import Page, page_of, rows
 
 LABELS = ["0.25", "0.5", "1.0"]
@@ -420,6 +420,22 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, 
     path.write_bytes(b"\n".join(lines))
     with pytest.raises(CheckpointError, match=r"events\.jsonl, line 3 is damaged"):
         read_events(path)
+
+
+def test_a_round_without_its_number_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    save(tmp_path, [start(), round_event(1), {"event": "round"}])
+    for reader in (report.write, history):
+        with pytest.raises(CheckpointError, match=r"events\.jsonl, line 3 is damaged: round = None"):
+            reader(tmp_path)
+
+
+def test_the_report_and_the_history_count_the_same_rounds(tmp_path: Path) -> None:
+    lost = [round_event(number, train_loss=9.0) for number in (1, 2, 3, 4)]
+    again = [{"event": "resume", "round": 1}, round_event(2, train_loss=1.0), round_event(2, train_loss=2.0)]
+    save(tmp_path, [start(), *lost, *again])
+    expected = [(1, 9.0), (2, 2.0)]
+    assert [(event["round"], event["train_loss"]) for event in history(tmp_path)] == expected
+    assert [(round_.round, round_.train_loss) for round_ in read(tmp_path).rounds] == expected
 
 
 def test_a_value_of_the_wrong_kind_is_an_error_that_lists_all_of_them(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from anysize.atomic import replaced
 from anysize.errors import AnysizeError
 from anysize.report import analysis, coverage, figures, page, robustness, tables, widths
 from anysize.report.record import read
+from anysize.runs.directory import REPORT, REPORT_FOLDER
 
 __all__ = ["write"]
 
@@ -38,11 +39,11 @@ def write(directory: Path) -> Path:
     kinds = [robustness.levels, tables.groups, tables.devices, coverage.statistics]
     kinds += [tables.client_metrics, tables.missing, tables.profile]
     shown = [tables.sizes(record), *(table for kind in kinds if (table := kind(record)) is not None)]
-    report = directory / "report.html"
+    report, values = directory / REPORT, directory / REPORT_FOLDER
     try:
-        (directory / "report").mkdir(exist_ok=True)
+        values.mkdir(exist_ok=True)
         for name, content in [(part.name, part.csv) for parts in (shown, drawn) for part in parts]:
-            _replace(directory / "report" / f"{name}.csv", content)
+            _replace(values / f"{name}.csv", content)
         _replace(report, page.render(record, shown, drawn, _plotly_js()))
     except OSError as error:
         raise AnysizeError(f"cannot write the report into {directory}: {error.strerror or error}") from error

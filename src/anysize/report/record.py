@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from anysize.errors import CheckpointError
-from anysize.runs.events import Event, numbered_events
+from anysize.runs.directory import ANALYSIS, CLIENTS, CONFIG, ENVIRONMENT, EVENTS
+from anysize.runs.events import counted_rounds, numbered_events
 from anysize.wire import load
 
 Number = int | float
@@ -265,32 +266,30 @@ def read(directory: Path) -> Record:
     Raises:
         CheckpointError: the directory holds no run, or a file in it is damaged.
     """
-    path = directory / "events.jsonl"
+    path = directory / EVENTS
+    events = list(numbered_events(path))
     start: Start | None = None
-    rounds: dict[int, Round] = {}
     devices: dict[str, Device] = {}
     finished, seconds = False, None
-    for line, event in numbered_events(path):
+    for line, event in events:
         where = f"{path}, line {line}"
         match event["event"]:
             case "start":
                 start = _checked(Start, event, where)
-            case "resume":
+            case "resume" | "round":
                 finished, seconds = False, None
-                rounds = _until(rounds, event.get("round"))
-            case "round":
-                finished, seconds = False, None
-                round_ = _checked(Round, _with_scores(event, start), where)
-                rounds[round_.round] = round_
             case "devices":
                 devices |= {device.client: device for device in _checked(Introductions, event, where).devices}
             case "end":
                 finished, seconds = True, _checked(_End, event, where).seconds
     if start is None:
         raise CheckpointError(f"{path} has no start event: it is not the record of a run, or the run has not begun")
-    ordered = tuple(rounds[number] for number in sorted(rounds))
+    ordered = tuple(
+        _checked(Round, {**event, "scores": event.get(start.metric) or {}}, f"{path}, line {line}")
+        for line, event in counted_rounds(path, events)
+    )
     tested = any(round_.scores for round_ in ordered)
-    latest, last = _client_scores(directory / "clients.csv", start.metric, ordered)
+    latest, last = _client_scores(directory / CLIENTS, start.metric, ordered)
     return Record(
         start=_counted(start, devices),
         rounds=ordered if tested else tuple(_judged_by_clients(round_, start) for round_ in ordered),
@@ -300,9 +299,9 @@ def read(directory: Path) -> Record:
         last_scores=last,
         devices=devices,
         on_clients=not tested and any(round_.client_metrics for round_ in ordered),
-        config=_text(directory / "config.toml"),
-        environment=_environment(directory / "environment.json"),
-        analysis=_analysis(directory / "analysis", ordered),
+        config=_text(directory / CONFIG),
+        environment=_environment(directory / ENVIRONMENT),
+        analysis=_analysis(directory / ANALYSIS, ordered),
     )
 
 
@@ -319,19 +318,6 @@ def _checked(kind: type[Model], values: Mapping[str, Any], where: str) -> Model:
             f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors(include_url=False)
         )
         raise CheckpointError(f"{where} is damaged: {problems}") from None
-
-
-def _with_scores(event: Event, start: Start | None) -> Event:
-    """The round with its main metric under one key: in the file the key is the metric's own name."""
-    metric = "accuracy" if start is None else start.metric
-    return {**event, "scores": event.get(metric) or {}}
-
-
-def _until(rounds: Mapping[int, Round], last: object) -> dict[int, Round]:
-    """The rounds up to where a resumed run continued; later ones were lost together with their state."""
-    if not isinstance(last, int):
-        return dict(rounds)
-    return {number: round_ for number, round_ in rounds.items() if number <= last}
 
 
 def _counted(start: Start, devices: Mapping[str, Device]) -> Start:

@@ -33,8 +33,9 @@ if sys.platform != "win32":
 CONFIG, ENVIRONMENT = config_files.CONFIG, config_files.ENVIRONMENT
 EVENTS, CLIENTS = "events.jsonl", "clients.csv"
 ANALYSIS = "analysis"
-_FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, "report.html")
-_FOLDERS = (KEPT, ANALYSIS, "report")
+REPORT, REPORT_FOLDER = "report.html", "report"
+_FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, REPORT)
+_FOLDERS = (KEPT, ANALYSIS, REPORT_FOLDER)
 _ROW = ("round", "client", "group", "size", "samples")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,32 @@ Event = dict[str, Any]
 
 
 def history(directory: Path) -> list[Json]:
-    """The round events of a run directory, one for each round: of a repeated round the last counts."""
-    rounds: dict[int, Json] = {}
-    for event in read_events(directory / EVENTS):
-        if event["event"] == "resume":
-            rounds = {number: old for number, old in rounds.items() if number <= event["round"]}
+    """The event of every round in a run directory that counts, in order."""
+    path = directory / EVENTS
+    return [event for _, event in counted_rounds(path, numbered_events(path))]
+
+
+def counted_rounds(path: Path, events: Iterable[tuple[int, Event]]) -> list[tuple[int, Event]]:
+    """The round events that count, in order of their rounds, each with the number of its line.
+
+    A resumed run continues from a checkpoint: later rounds are lost with their state. Of a repeated round, the last
+    repetition counts.
+
+    >>> events = [{"event": "round", "round": 1}, {"event": "round", "round": 2}, {"event": "resume", "round": 1}]
+    >>> counted_rounds(Path("events.jsonl"), enumerate(events, 1))
+    [(1, {'event': 'round', 'round': 1})]
+    """
+    rounds: dict[int, tuple[int, Event]] = {}
+    for line, event in events:
+        if event["event"] not in ("round", "resume"):
+            continue
+        number = event.get("round")
+        if not isinstance(number, int):
+            raise CheckpointError(f"{path}, line {line} is damaged: round = {number!r} is not a whole number")
         if event["event"] == "round":
-            rounds[event["round"]] = event
+            rounds[number] = line, event
+        else:
+            rounds = {earlier: found for earlier, found in rounds.items() if earlier <= number}
     return [rounds[number] for number in sorted(rounds)]
 
 
