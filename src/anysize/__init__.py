@@ -5,67 +5,33 @@
 >>> [size.label for size in experiment.sizes]  # experiment.run().customize(size=0.25) is an ordinary nn.Module
 ['0.25', '0.5', '0.75', '1.0']
 
-Names are imported when they are first used, so that the command line can print its help without loading PyTorch.
+`__init__.pyi` lists the public names. They are imported when they are first used, so that the command line can print
+its help without loading PyTorch.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the list below
-    from anysize import methods as methods
-    from anysize.config import load as load_config  # noqa: F401
-    from anysize.data import Data as Data
-    from anysize.data import Share as Share
-    from anysize.devices.budget import Budget as Budget
-    from anysize.elastic.axes import Axes as Axes
-    from anysize.elastic.axes import trace as trace
-    from anysize.elastic.slicing import narrow as narrow
-    from anysize.errors import AnysizeError as AnysizeError
-    from anysize.exports.formats import export as export
-    from anysize.methods import Method as Method
-    from anysize.methods.context import Context as Context
-    from anysize.methods.size import Size as Size
-    from anysize.runs.comparison import Comparison as Comparison
-    from anysize.runs.comparison import compare as compare
-    from anysize.runs.experiment import Experiment as Experiment
-    from anysize.runs.run import Run as Run
-    from anysize.runs.run import load as load
-    from anysize.runs.runner import run as run
-    from anysize.tasks import Task as Task
 
-_PUBLIC = {
-    "AnysizeError": "anysize.errors",
-    "Axes": "anysize.elastic.axes",
-    "Budget": "anysize.devices.budget",
-    "Comparison": "anysize.runs.comparison",
-    "Context": "anysize.methods.context",
-    "Data": "anysize.data",
-    "Experiment": "anysize.runs.experiment",
-    "Method": "anysize.methods",
-    "Run": "anysize.runs.run",
-    "Share": "anysize.data",
-    "Size": "anysize.methods.size",
-    "Task": "anysize.tasks",
-    "compare": "anysize.runs.comparison",
-    "export": "anysize.exports.formats",
-    "load": "anysize.runs.run",
-    "load_config": "anysize.config:load",
-    "methods": "anysize.methods:",
-    "narrow": "anysize.elastic.slicing",
-    "run": "anysize.runs.runner",
-    "trace": "anysize.elastic.axes",
-}
-"""Where each public name lives: a module, and after a colon the name there if it is another; none is the module."""
+def _homes() -> dict[str, str]:
+    """The module of every public name, from the imports of the stub."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {name.name: str(node.module) for node in imports for name in node.names}
 
-__all__ = list(_PUBLIC)
+
+_HOMES = _homes()
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in _HOMES:
         raise AttributeError(f"module 'anysize' has no attribute '{name}'")
-    home, colon, there = _PUBLIC[name].partition(":")
-    module = import_module(home)
-    return getattr(module, there or name) if there or not colon else module
+    if _HOMES[name] == __name__:
+        return import_module(f"{__name__}.{name}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

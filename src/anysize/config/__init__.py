@@ -15,6 +15,8 @@ from anysize.config.tables import (
 )
 from anysize.config.toml import differences
 
+load_config = load  # its public name: az.load_config
+
 __all__ = [
     "BudgetConfig",
     "DataConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "dumps",
     "from_dict",
     "load",
+    "load_config",
     "loads",
     "parse",
 ]

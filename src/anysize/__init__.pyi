@@ -1,0 +1,21 @@
+# The public names, and where each is defined: the one list, which type checkers and `__init__.py` read.
+from anysize import methods as methods
+from anysize.config import load_config as load_config
+from anysize.data import Data as Data
+from anysize.data import Share as Share
+from anysize.devices.budget import Budget as Budget
+from anysize.elastic.axes import Axes as Axes
+from anysize.elastic.axes import trace as trace
+from anysize.elastic.slicing import narrow as narrow
+from anysize.errors import AnysizeError as AnysizeError
+from anysize.exports.formats import export as export
+from anysize.methods import Method as Method
+from anysize.methods.context import Context as Context
+from anysize.methods.size import Size as Size
+from anysize.runs.comparison import Comparison as Comparison
+from anysize.runs.comparison import compare as compare
+from anysize.runs.experiment import Experiment as Experiment
+from anysize.runs.run import Run as Run
+from anysize.runs.run import load as load
+from anysize.runs.runner import run as run
+from anysize.tasks import Task as Task
