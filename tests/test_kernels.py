@@ -18,6 +18,7 @@ from anysize.elastic.kernels import (
     importance,
     named,
     needed_kernels,
+    participating_kernels,
     principal_kernels,
     rank,
     recompose,
@@ -94,9 +95,9 @@ def test_the_squared_norm_of_the_product_needs_no_product() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_squared_norm_copies_no_factor_in_either_memory_layout(layout: torch.memory_format) -> None:
+def test_the_squared_norm_holds_nothing_but_the_factors_in_either_memory_layout(layout: torch.memory_format) -> None:
     left, right, _ = principal_kernels(numbers(8, 6, 5, 3, 3))
-    right = right.to(memory_format=layout).requires_grad_()
+    left, right = left.requires_grad_(), right.to(memory_format=layout).requires_grad_()
     held: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -104,11 +105,31 @@ def test_the_squared_norm_copies_no_factor_in_either_memory_layout(layout: torch
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        norm = squared_norm(left, right)
-    assert float(norm.detach()) == pytest.approx(float(recompose(left, right).square().sum()), rel=1e-5)
-    as_large = [tensor for tensor in held if tensor.numel() == right.numel()]
-    assert as_large
-    assert {tensor.data_ptr() for tensor in as_large} == {right.data_ptr()}
+        norm = squared_norm(left, right) * 3
+    assert float(norm.detach()) == pytest.approx(3 * float(recompose(left, right).detach().square().sum()), rel=1e-5)
+    assert {tensor.data_ptr() for tensor in held if tensor.dim() > 0} == {left.data_ptr(), right.data_ptr()}
+    norm.backward()  # type: ignore[no-untyped-call]
+    assert right.grad is not None
+    assert right.grad.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("shapes", [((6, 4), (4, 5)), ((6, 4, 1, 1), (4, 5, 3, 3)), ((6, 4, 3, 1), (4, 5, 1, 3))])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_the_squared_norm_is_twice_the_product_times_the_other_factor(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], layout: torch.memory_format
+) -> None:
+    left, right = (numbers(seed, *shape) for seed, shape in enumerate(shapes))
+    if left.dim() == 4:
+        left, right = left.to(memory_format=layout), right.to(memory_format=layout)
+    (2.5 * squared_norm(left.requires_grad_(), right.requires_grad_())).backward()  # type: ignore[no-untyped-call]
+    outer = np.moveaxis(left.detach().numpy(), 1, -1).reshape(-1, 4)  # (N k, R)
+    inner = right.detach().numpy().reshape(4, -1)
+    product = outer @ inner
+    assert left.grad is not None
+    assert right.grad is not None
+    of_left = np.moveaxis(left.grad.numpy(), 1, -1).reshape(-1, 4)
+    np.testing.assert_allclose(of_left, 5 * product @ inner.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(right.grad.numpy().reshape(4, -1), 5 * outer.T @ product, rtol=1e-4, atol=1e-4)
 
 
 def test_the_rank_of_a_client_is_rounded_up_and_never_zero() -> None:
@@ -124,6 +145,15 @@ def test_the_needed_kernels_are_two_to_the_entropy() -> None:
     assert needed_kernels(torch.tensor(values)) == pytest.approx(expected)
     assert needed_kernels(torch.ones(16)) == pytest.approx(16)
     assert needed_kernels(torch.zeros(4)) == pytest.approx(4)
+
+
+def test_the_authors_count_of_needed_kernels_is_one_over_the_sum_of_squares() -> None:
+    values = np.array([4.0, 2.0, 1.0, 1.0])
+    shares = values / values.sum()
+    assert participating_kernels(torch.tensor(values)) == pytest.approx(1 / (shares**2).sum())
+    assert participating_kernels(torch.ones(16)) == pytest.approx(16)
+    assert participating_kernels(torch.zeros(4)) == pytest.approx(4)
+    assert participating_kernels(torch.tensor(values)) < needed_kernels(torch.tensor(values))
 
 
 def without_replacement(shares: np.ndarray, count: int) -> dict[tuple[int, ...], float]:

@@ -412,12 +412,13 @@ def test_the_report_gets_needed_kernels_values_and_draws() -> None:
     state = method.init(context)
     state = method.aggregate(context, state, iter(answers(context, method, state, [0.5, 0.5])))
     found = method.describe(context, state)
-    assert set(found) == {f"{kind}/2.weight" for kind in ("needed_kernels", "kernel_draws")}
+    assert set(found) == {f"{kind}/2.weight" for kind in ("needed_kernels", "participating_kernels", "kernel_draws")}
     values, draws = found["kernel_draws/2.weight"].double().numpy()
     assert draws.tolist() == [2.0] * 4 + [0.0] * 4
     shares = values / values.sum()
     needed = float(np.exp(-(shares * np.log(shares)).sum()))
     assert found["needed_kernels/2.weight"].tolist() == pytest.approx([needed, 8.0], rel=1e-4)
+    assert float(found["participating_kernels/2.weight"]) == pytest.approx(1 / (shares**2).sum(), rel=1e-4)
 
 
 def test_wrong_options_are_listed_at_once() -> None:
@@ -597,3 +598,29 @@ def test_block_convolutions_of_resnet18_have_the_papers_counts(method: Method[An
         message = method.extract(context, state, Client(0, 0, Size(keep), 1, 1, 0))
         blocks = sum(t.numel() for n, t in message.tensors.items() if n.startswith(("left.", "right.")))
         assert blocks / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def held_bytes(method: Method[Any], capacity: float, model: Any) -> int:
+    """What a training step of a client holds for its backward pass."""
+    x = torch.zeros(32, 3, 32, 32, dtype=torch.uint8)
+    made = Experiment(
+        data=Data(train=(x, torch.arange(32) % 10), classes=10),
+        clients=2,
+        model=model,
+        method=method,
+        devices={"capacities": [capacity]},
+        training={"batch_size": 32, "weight_decay": 2e-4},
+        tricks={"batch_norm": "batch"},
+    )
+    return made.cost(made.context.largest).activation_bytes
+
+
+def test_the_frobenius_term_adds_only_single_numbers_to_what_a_step_holds() -> None:
+    model = {"name": "small-cnn", "options": {"channels": [8, 16]}}
+    with_term, without = (held_bytes(PriSM(frobenius=factor), 0.8, model) for factor in (1.0, 0.0))
+    assert abs(with_term - without) <= 64
+
+
+@pytest.mark.slow
+def test_activations_of_resnet18_at_0_8_are_the_papers_share_of_the_full_networks() -> None:
+    assert held_bytes(PriSM(), 0.8, "resnet18") / held_bytes(FedAvg(), 1.0, "resnet18") == pytest.approx(1.15, abs=0.01)

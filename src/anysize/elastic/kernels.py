@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -104,14 +104,45 @@ def squared_norm(left: Tensor, right: Tensor) -> Tensor:
     >>> squared_norm(torch.ones(2, 1), torch.ones(1, 3)).item()
     6.0
     """
-    outer, inner = _left_matrix(left), _entries(right)
-    return ((outer.T @ outer) * (inner @ inner.T)).sum()
+    norm: Tensor = _SquaredNorm.apply(left, right)  # type: ignore[no-untyped-call]
+    return norm
+
+
+class _SquaredNorm(torch.autograd.Function):
+    """|L R|^2 with its gradients 2 L (R R^T) and 2 (L^T L) R; besides the factors nothing is held for them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor) -> Tensor:
+        outer, inner = _left_matrix(left), _entries(right)
+        return ((outer.T @ outer) * (inner @ inner.T)).sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        outer, inner = _left_matrix(left), _entries(right)
+        twice = 2 * gradient
+        of_left = (outer @ (inner @ inner.T * twice)).reshape(len(left), *left.shape[2:], -1).movedim(-1, 1)
+        of_right = (outer.T @ outer * twice) @ inner
+        return of_left, _of_entries(of_right, right)
 
 
 def _entries(kernels: Tensor) -> Tensor:
     """Each kernel's entries as a row, in memory order, so that the result is a view in either memory layout."""
     apart = kernels.dim() == 4 and kernels.is_contiguous(memory_format=torch.channels_last)
     return (kernels.permute(0, 2, 3, 1) if apart else kernels).flatten(1)
+
+
+def _of_entries(rows: Tensor, kernels: Tensor) -> Tensor:
+    """The inverse of `_entries`: these rows in the shape and memory layout of `kernels`."""
+    if kernels.dim() == 4 and kernels.is_contiguous(memory_format=torch.channels_last):
+        return rows.reshape(len(rows), *kernels.shape[2:], -1).permute(0, 3, 1, 2)
+    return rows.reshape(kernels.shape)
 
 
 def full_rank(shape: Sequence[int], reshape: Reshape = "rows") -> int:
@@ -140,9 +171,23 @@ def needed_kernels(values: Tensor) -> float:
     >>> needed_kernels(torch.tensor([1.0, 1.0, 0.0])), needed_kernels(torch.tensor([1.0, 0.0, 0.0]))
     (2.0, 1.0)
     """
-    total = values.double().sum()
-    shares = values.double() / total if total > 0 else torch.full_like(values.double(), 1 / len(values))
-    return float(torch.exp(torch.special.entr(shares).sum()))
+    return float(torch.exp(torch.special.entr(_shares(values)).sum()))
+
+
+def participating_kernels(values: Tensor) -> float:
+    """The same number as the authors' code counts it, 1 / sum p_i^2: never larger, and less moved by small values.
+
+    >>> participating_kernels(torch.tensor([1.0, 1.0, 0.0])), participating_kernels(torch.tensor([3.0, 1.0]))
+    (2.0, 1.6)
+    """
+    return float(1 / _shares(values).square().sum())
+
+
+def _shares(values: Tensor) -> Tensor:
+    """p_i = sigma_i / sum sigma_j; all alike where every value is zero."""
+    wide = values.double()
+    total = wide.sum()
+    return wide / total if total > 0 else torch.full_like(wide, 1 / len(wide))
 
 
 # --- sampling -----------------------------------------------------------------------------------------------

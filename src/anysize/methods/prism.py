@@ -18,8 +18,8 @@ Trained with only Weak Clients". Transactions on Machine Learning Research, 2023
 Equation index (in `elastic.kernels` unless said otherwise): Eq. (1) -> `principal_kernels`; Eq. (2) -> `draw`; Eq. (3)
 -> `Pair`; Eq. (5) -> `PriSM.aggregate` and `make_part` here; Eq. (6) -> `Factorised.regulariser`; orthogonal space
 refresh -> `refreshed` here, the stage "svd" of a profiled run (Table 4); the number of required kernels (section
-4.4.1) -> `needed_kernels`; activation normalisation -> [tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting =
-"clients".
+4.4.1) -> `needed_kernels`, as the authors' code counts it -> `participating_kernels`; activation normalisation ->
+[tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting = "clients".
 
 What is decomposed: every trained weight whose outputs change with the width and whose inputs are another layer's
 outputs, except 1 x 1 convolutions. That leaves the stem, projections, the classifier, norms and biases dense, as the
@@ -66,6 +66,7 @@ from anysize.elastic.kernels import (
     importance,
     named,
     needed_kernels,
+    participating_kernels,
     principal_kernels,
     rank,
     recompose,
@@ -290,10 +291,14 @@ class PriSM(Method[PriSMState], CarriesMomentum):
         return fill(context.skeleton(self._width(size.width)), recomposed(own["left"], own["right"]) | own["network"])
 
     def describe(self, context: Context, state: PriSMState) -> Mapping[str, Tensor]:
-        """For each layer, how many kernels it needs and has; for each kernel, its value and mean clients per round."""
+        """For each layer, how many kernels it needs and has; for each kernel, its value and mean clients per round.
+
+        "needed_kernels" is the paper's count, "participating_kernels" that of the authors' code.
+        """
         found: Tensors = {}
         for name, values in state.values.items():
             found[f"needed_kernels/{name}"] = torch.tensor([needed_kernels(values), float(len(values))])
+            found[f"participating_kernels/{name}"] = torch.tensor(participating_kernels(values))
             found[f"kernel_draws/{name}"] = torch.stack([values, state.draws[name] / max(1, state.rounds)])
         return found
 
