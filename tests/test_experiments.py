@@ -15,7 +15,6 @@ import pytest
 from anysize import config as configs
 from anysize.config.tables import ExperimentConfig
 from anysize.methods import FLANC
-from anysize.methods.size import Size
 from anysize.runs.experiment import Experiment
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -115,7 +114,7 @@ def test_the_ablation_asks_for_the_papers_fractions_of_the_smallest_input() -> N
         method, context = experiment.method, experiment.context
         assert isinstance(method, FLANC)
         for name, factors in method.factors(context).items():
-            smallest = context.axes.shape(name, context.axes.kept(0.25))[1]
+            smallest = context.axes.shape(name, context.axes.kept(1.0))[1] // 4  # of the whole stem's outputs too
             assert factors.inputs == part * smallest, name
 
 
@@ -133,9 +132,36 @@ def test_the_lstm_has_the_papers_counts(width: float) -> None:
     assert sum(weight.numel() for weight in weights) == 786_432 * width**2 + 1_024 * width
 
 
-def test_the_dense_resnet_has_the_counts_of_the_readme() -> None:
-    experiment = Experiment.from_config(configs.load(FOLDER / "flanc" / "cifar10.toml"))
+FULL_PROJECTION = 64 * 64 + 2 * 64  # a 1x1 convolution and its norm, which the authors' full network does not have
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("cifar10", (710_826, 2_809_866, 6_298_986, 11_173_962 + FULL_PROJECTION)),
+        ("cifar100", (722_436, 2_832_996, 6_333_636, 11_220_132 + FULL_PROJECTION)),
+    ],
+)
+def test_the_dense_resnet_has_the_counts_of_the_authors_code(name: str, counts: tuple[int, ...]) -> None:
+    context = Experiment.from_config(configs.load(FOLDER / "flanc" / f"{name}.toml")).context
     readme = (FOLDER / "flanc" / "README.md").read_text()
-    for size in (0.25, 0.5, 0.75, 1.0):
-        count = sum(parameter.numel() for parameter in experiment.context.skeleton(Size(size).width).parameters())
-        assert f" / {count / 1000:,.1f} |" in readme
+    for size, count in zip(context.sizes, counts):
+        assert sum(parameter.numel() for parameter in context.skeleton(size.width).parameters()) == count
+        assert name != "cifar10" or f" / {count / 1000:,.1f} |" in readme
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("cifar10", (530_858, 1_219_594, 2_362_986, 3_956_810 + FULL_PROJECTION)),
+        ("cifar100", (542_468, 1_242_724, 2_397_636, 4_002_980 + FULL_PROJECTION)),
+    ],
+)
+def test_the_composed_resnet_has_the_counts_of_the_authors_code(name: str, counts: tuple[int, ...]) -> None:
+    experiment = Experiment.from_config(configs.load(FOLDER / "flanc" / f"{name}.toml"))
+    state = experiment.method.init(experiment.context)
+    readme = (FOLDER / "flanc" / "README.md").read_text()
+    for size, count in zip(experiment.context.sizes, counts):
+        assert experiment.cost(size, state=state).parameters == count
+        assert name != "cifar10" or f" / {count / 1000:,.1f} |" in readme

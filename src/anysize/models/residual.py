@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ Block = Callable[[int, int, int], nn.Module]
 class ResidualBlock(nn.Module):
     """The sum of two 3x3 convolutions and a shortcut; norms after the convolutions."""
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+    def __init__(self, channels_in: int, channels_out: int, stride: int, projects: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels_out)
@@ -29,7 +30,7 @@ class ResidualBlock(nn.Module):
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels_out)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels_out:
+        if projects or stride != 1 or channels_in != channels_out:
             projection = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
             self.shortcut = nn.Sequential(OrderedDict(conv=projection, norm=nn.BatchNorm2d(channels_out)))
         self.relu2 = nn.ReLU()
@@ -67,15 +68,22 @@ class PreActivationBlock(nn.Module):
         return out + beside
 
 
-def resnet18(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (64, 128, 256, 512)) -> nn.Sequential:
+def resnet18(
+    input_shape: Sequence[int],
+    classes: int,
+    channels: Sequence[int] = (64, 128, 256, 512),
+    project_first: bool = False,
+) -> nn.Sequential:
     """ResNet-18 for 32 x 32 images: 3x3 stem, no first pooling.
 
     Args:
         input_shape: (C, H, W).
         classes: outputs.
         channels: of each stage.
+        project_first: whether the first stage begins with a projection too, so that the stem can be kept whole while
+            the stage is narrowed; FLANC's authors have it below full width.
     """
-    return _post_activation("resnet18", input_shape, classes, channels, blocks=2)
+    return _post_activation("resnet18", input_shape, classes, channels, blocks=2, project_first=project_first)
 
 
 def resnet14(input_shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
@@ -131,14 +139,19 @@ def preresnet18(
 
 
 def _post_activation(
-    name: str, input_shape: Sequence[int], classes: int, channels: Sequence[int], blocks: int
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    channels: Sequence[int],
+    blocks: int,
+    project_first: bool = False,
 ) -> nn.Sequential:
     colours = _checked(name, input_shape, classes, channels)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = nn.Conv2d(colours, channels[0], 3, padding=1, bias=False)
     layers["norm"] = nn.BatchNorm2d(channels[0])
     layers["relu"] = nn.ReLU()
-    layers |= _stages(ResidualBlock, channels, blocks)
+    layers |= _stages(ResidualBlock, channels, blocks, partial(ResidualBlock, projects=project_first))
     return _started(_with_head(layers, channels[-1], classes))
 
 
@@ -151,11 +164,14 @@ def _checked(name: str, input_shape: Sequence[int], classes: int, channels: Sequ
     return colours
 
 
-def _stages(block: Block, channels: Sequence[int], blocks: int) -> OrderedDict[str, nn.Module]:
+def _stages(
+    block: Block, channels: Sequence[int], blocks: int, after_stem: Block | None = None
+) -> OrderedDict[str, nn.Module]:
+    """Stages of equal blocks, but for the one after the stem if that is given."""
     stages: OrderedDict[str, nn.Module] = OrderedDict()
     width = channels[0]
     for number, out in enumerate(channels, start=1):
-        first = block(width, out, 1 if number == 1 else 2)
+        first = (after_stem or block)(width, out, 1) if number == 1 else block(width, out, 2)
         stages[f"stage{number}"] = nn.Sequential(first, *(block(out, out, 1) for _ in range(blocks - 1)))
         width = out
     return stages
