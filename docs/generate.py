@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, PlainValidator
+from pydantic import PlainValidator
 from pydantic.fields import FieldInfo
 
 from anysize.config.table import Table
 from anysize.config.tables import ExperimentConfig
+from anysize.config.values import range_words
 from anysize.data import sources
 from anysize.methods import make, methods
 from anysize.methods.training import Tricks
@@ -133,8 +134,9 @@ def toml(value: Any) -> str:
 
 def described(annotation: Any, metadata: list[Any]) -> str:
     """A type in words, with what its validators demand."""
-    if any(isinstance(entry, PlainValidator) for entry in metadata):  # it replaces the type: only it knows
-        return asked(metadata).removeprefix("a ")
+    for entry in metadata:
+        if isinstance(entry, PlainValidator):  # it replaces the type: only it knows
+            return asked(entry).removeprefix("a ")
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return described(inner, [*more, *metadata])
@@ -146,17 +148,16 @@ def described(annotation: Any, metadata: list[Any]) -> str:
     if get_origin(annotation) is tuple:
         return f"list of: {described(get_args(annotation)[0], [])}"
     words = {int: "integer", float: "number", bool: "true or false", str: "string"}.get(annotation, "table")
-    return f"{words} {asked(metadata)}".strip() if annotation in (int, float) else words
+    range_ = range_words(metadata)
+    return f"{words}, {range_}" if range_ else words
 
 
-def asked(metadata: list[Any]) -> str:
-    """What the validators of a number say when they are given -1, which every range here refuses."""
-    for entry in metadata:
-        if isinstance(entry, AfterValidator | PlainValidator):
-            try:
-                entry.func(-1)  # type: ignore[call-arg]
-            except ValueError as error:
-                return str(error).removeprefix("must be ")
+def asked(validator: PlainValidator) -> str:
+    """What the validator of a number says when it is given -1, which every range here refuses."""
+    try:
+        validator.func(-1)  # type: ignore[call-arg]
+    except ValueError as error:
+        return str(error).removeprefix("must be ")
     return ""
 
 

@@ -230,7 +230,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("training", {"milestones": 0.5}, "training.milestones: given 0.5, must be a list"),
     ("training", {"milestones": [0.5, -1]}, "training.milestones[1]: given -1, must be above 0"),
     ("training", {"local_epochs": 1, "local_steps": 5}, "give one of the two"),
-    ("training", {"local_steps": 0}, "training.local_steps: given 0, must be at least 1"),
+    ("training", {"local_steps": 0}, "training.local_steps: given 0, must be 1 or more"),
     ("training", {"final_learning_rate": 1.0}, "must be at most learning_rate, 0.01"),
     ("data", {"split": "classes"}, 'data.classes_per_client: missing; split = "classes" needs it'),
     ("data", {"split": "dirichlet"}, "data.alpha: missing"),
@@ -239,13 +239,13 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("data", {"unbalance": 0.5}, 'given 0.5, but only split = "classes" uses it'),
     ("data", {"groups_per_client": 2}, 'given 2, but only split = "natural" uses it'),
     ("data", {"domains": ["a"]}, "given ['a'], but only split = \"natural\" uses it"),
-    ("data", {"clients": 0}, "data.clients: given 0, must be at least 1"),
+    ("data", {"clients": 0}, "data.clients: given 0, must be 1 or more"),
     ("data", {"validation": 1.0}, "data.validation: given 1.0, must be at least 0 and below 1"),
     ("data", {"options": {"since": None}}, "since is a NoneType: leave it out"),
     ("data", {"options": 3}, "data.options: given 3, must be a table"),
     ("model", {"name": " "}, "model.name: given ' ', must not be empty"),
     ("model", {"heads": 4}, "model.heads: given 4, must be 'within' or 'whole'"),
-    ("model", {"input": [1, 0]}, "model.input[1]: given 0, must be at least 1"),
+    ("model", {"input": [1, 0]}, "model.input[1]: given 0, must be 1 or more"),
     ("method", {"rank": math.nan}, "rank is not a number"),
     ("tricks", {"batch_norm": "trackd"}, "did you mean 'tracked'?"),
     ("tricks", {"masked_loss": 1}, "tricks.masked_loss: given 1, must be true or false"),
@@ -253,7 +253,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("evaluation", {"on": ["test", "test"]}, "test occurs more than once"),
     ("evaluation", {"on": ["clients"]}, "set data.validation above 0"),
     ("engine", {"name": "proceses"}, "did you mean 'processes'?"),
-    ("engine", {"workers": 0}, "engine.workers: given 0, must be at least 1"),
+    ("engine", {"workers": 0}, "engine.workers: given 0, must be 1 or more"),
     ("devices", {"capacities": []}, "devices.capacities: given [], must hold at least one value"),
     (
         "devices",
@@ -337,7 +337,7 @@ def test_all_problems_of_all_tables_and_overrides_come_at_once() -> None:
 
 
 def test_a_table_made_by_hand_gives_the_same_lines_as_a_file() -> None:
-    with pytest.raises(ConfigError, match=r"\[training\]: training\.batch_size: given 0, must be at least 1"):
+    with pytest.raises(ConfigError, match=r"\[training\]: training\.batch_size: given 0, must be 1 or more"):
         TrainingConfig(batch_size=0)
     with pytest.raises(ConfigError, match=r"unknown key 'capacitys'; did you mean 'capacities'"):
         DevicesConfig(capacitys=[1.0])

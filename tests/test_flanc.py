@@ -297,7 +297,7 @@ def test_rates_reach_the_basis_and_the_coefficients_alone() -> None:
         ({"execution": "fast"}, "execution = 'fast'; allowed: 'auto', 'compose', 'mix'"),
         ({"start": "zero"}, "start = 'zero'"),
         ({"average": "sums"}, "average = 'sums'"),
-        ({"basis_rate": 0.0}, "basis_rate = 0.0; allowed: a number above 0"),
+        ({"basis_rate": 0.0}, "basis_rate = 0.0; allowed: above 0"),
     ],
 )
 def test_an_option_that_is_not_offered_is_refused(options: dict[str, Any], message: str) -> None:

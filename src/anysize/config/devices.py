@@ -22,7 +22,6 @@ from anysize.config.values import (
     Rate,
     distinct,
     not_empty,
-    number,
     shares,
 )
 from anysize.errors import unknown
@@ -117,7 +116,7 @@ class DistributionConfig(Table):
     table: ClassVar[str] = "devices.distribution_options"
     divisors: (
         Annotated[
-            tuple[Annotated[float, number(lambda value: value >= 1, "at least 1")], ...],
+            tuple[Annotated[float, Field(ge=1)], ...],
             Field(strict=False),
             AfterValidator(not_empty),
         ]
@@ -130,7 +129,7 @@ class DistributionConfig(Table):
     """log-normal: half of the clients can afford at least this."""
     sigma: Positive | None = None
     """log-normal: the standard deviation of the capacity's logarithm."""
-    share: Annotated[float, number(lambda value: 0 < value < 1, "above 0 and below 1")] | None = None
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """two-type: the part of the clients that is of the strong type A."""
     strong: Part | None = None
     """two-type: the capacity of type A."""

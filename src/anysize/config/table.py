@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from anysize.config.values import range_words
 from anysize.errors import ConfigError, unknown
 
 RESERVED_TABLES = ("compare", "privacy")
@@ -27,7 +28,7 @@ class Table(BaseModel):
     >>> TrainingConfig(batch_size=0, schedule="cosin")
     Traceback (most recent call last):
     anysize.errors.ConfigError: [training] has 2 problems:
-      - training.batch_size: given 0, must be at least 1
+      - training.batch_size: given 0, must be 1 or more
       - training.schedule: unknown value 'cosin'; did you mean 'cosine'? Known: constant, cosine, step
     """
 
@@ -83,6 +84,10 @@ _TYPES: Mapping[str, str] = {
 }
 
 
+RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+"""The mistakes about a number's range, as pydantic names them."""
+
+
 def problem_lines(error: ValidationError, root: type[Table]) -> Iterator[str]:
     """A line for each problem: the dotted key, what was given, what is allowed."""
     for detail in error.errors(include_url=False):
@@ -108,6 +113,8 @@ def _line(detail: ErrorDetails, root: type[Table]) -> list[str]:
     if kind == "value_error":
         whole = isinstance(given, dict)  # a table as a whole: its content is in the file, no need to repeat it
         return [f"{key}: {context['error']}" if whole else f"{key}: given {_shown(given)}, {context['error']}"]
+    if kind in RANGES:
+        return [f"{key}: given {_shown(given)}, must be {_range_at(root, detail['loc'])}"]
     wanted = f"must be {_TYPES[kind]}" if kind in _TYPES else detail["msg"]
     return [f"{key}: given {_shown(given)}, {wanted}"]
 
@@ -133,6 +140,24 @@ def _table_at(root: type[Table], location: Sequence[int | str]) -> type[Table]:
         field = found.model_fields.get(str(part)) if isinstance(part, str) else None
         found = next(tables_in(field.annotation), found) if field else found
     return found
+
+
+def _range_at(root: type[Table], location: Sequence[int | str]) -> str:
+    """The range of the number at a location below a root, in words."""
+    for end in range(len(location), 0, -1):  # what follows the key is a place in a list, or one of several types
+        field = _table_at(root, location[: end - 1]).model_fields.get(str(location[end - 1]))
+        if field:
+            return range_words(field.metadata) or next(_ranges_in(field.annotation))
+    raise KeyError(location)
+
+
+def _ranges_in(annotation: Any) -> Iterator[str]:
+    """The ranges of numbers that an annotation mentions, in words."""
+    words = range_words(getattr(annotation, "__metadata__", ()))
+    if words:
+        yield words
+    for argument in get_args(annotation):
+        yield from _ranges_in(argument)
 
 
 def tables_in(annotation: Any) -> Iterator[type[Table]]:

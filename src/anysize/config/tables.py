@@ -27,7 +27,6 @@ from anysize.config.values import (
     distinct,
     folder_name,
     not_empty,
-    number,
     within,
 )
 
@@ -380,7 +379,7 @@ class ExperimentConfig(Table):
 
     name: Annotated[str, AfterValidator(folder_name)] = "experiment"
     """What the run is called; its folder's name."""
-    seed: Annotated[int, number(lambda value: value >= 0, "at least 0")] = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Where every random choice starts."""
     rounds: Count = 100
     """How many rounds the run has."""

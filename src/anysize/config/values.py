@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, PlainValidator
+from pydantic.fields import FieldInfo
 
 UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes", "latency_ms")
 """What a device's budget may limit."""
 
 
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
 _Item = TypeVar("_Item")
 
 
-def number(allowed: Callable[[float], bool], words: str) -> AfterValidator:
-    """A check that a number is allowed; `words` completes the sentence "must be ..."."""
+def range_words(metadata: Iterable[Any]) -> str:
+    """The range that the metadata of a number ask for, in words; empty if they ask for none.
 
-    def check(value: float) -> float:
-        if not allowed(value):
-            raise ValueError(f"must be {words}")
-        return value
-
-    return AfterValidator(check)
+    >>> range_words([Field(gt=0, le=1)]), range_words([Field(ge=0, lt=1)]), range_words([Field(ge=1)])
+    ('above 0 and at most 1', 'at least 0 and below 1', '1 or more')
+    """
+    bounds: dict[str, Any] = {}
+    for entry in metadata:
+        for each in entry.metadata if isinstance(entry, FieldInfo) else [entry]:
+            bounds |= {name: value for name in _BOUNDS if (value := getattr(each, name, None)) is not None}
+    if set(bounds) == {"ge"}:
+        return f"{bounds['ge']} or more"
+    return " and ".join(f"{words} {bounds[name]}" for name, words in _BOUNDS.items() if name in bounds)
 
 
 def distinct(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
@@ -39,6 +48,13 @@ def shares(values: tuple[float, ...]) -> tuple[float, ...]:
     """The values, which sum to 1."""
     if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-6):
         raise ValueError(f"must sum to 1; these sum to {math.fsum(values):g}")
+    return values
+
+
+def ascending(values: Sequence[float]) -> Sequence[float]:
+    """The values, of which each is larger than the one before."""
+    if any(before >= after for before, after in pairwise(values)):
+        raise ValueError("must ascend, each value once")
     return values
 
 
@@ -118,22 +134,22 @@ _unit_interval: tuple[Callable[[float], bool], str] = (lambda value: 0 < value <
 Name = Annotated[str, AfterValidator(_not_blank)]
 
 
-Count = Annotated[int, number(lambda value: value >= 1, "at least 1")]
+Count = Annotated[int, Field(ge=1)]
 
 
-Positive = Annotated[float, number(*_above_zero)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-NotNegative = Annotated[float, number(lambda value: value >= 0, "at least 0")]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-Part = Annotated[float, number(*_unit_interval)]
+Part = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
-UpToOne = Annotated[float, number(lambda value: 0 <= value <= 1, "at least 0 and at most 1")]
+UpToOne = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-BelowOne = Annotated[float, number(lambda value: 0 <= value < 1, "at least 0 and below 1")]
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
 Options = Annotated[dict[str, Any], AfterValidator(_plain_table)]

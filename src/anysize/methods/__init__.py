@@ -24,6 +24,7 @@ from anysize.methods.kit import checked, class_weights, cut, first_tensors, nest
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.oat import OAT
+from anysize.methods.options import default_options, option_problems
 from anysize.methods.origdrop import OrigDrop
 from anysize.methods.prism import PriSM
 from anysize.methods.sheterofl import SHeteroFL
@@ -102,20 +103,14 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Method[Any]:
     1.0
     """
     kind = _kind(name)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    standard = _defaults(kind)
-    problems = []
-    for key, value in (options or {}).items():
-        if key not in fields:
-            problems.append("method: " + unknown(f"option of {name}", key, fields))
-            continue
-        default = standard.get(key)
-        if type(default) in (bool, int, float) and not _same_kind(default, value):
-            problems.append(f"method.{key} = {value!r}; allowed: a {type(default).__name__}, such as {default!r}")
+    given = options or {}
+    known = [field.name for field in dataclasses.fields(kind) if field.init]
+    problems = [f"method: {unknown(f'option of {name}', key, known)}" for key in given if key not in known]
+    problems += [f"method.{problem}" for problem in option_problems(kind, given)]
     if problems:
         raise ConfigError("\n".join(problems))
     try:
-        made: Method[Any] = kind(**received(standard, options or {}))
+        made: Method[Any] = kind(**received(default_options(kind), given))
     except MethodError as error:
         raise ConfigError(str(error)) from None
     except TypeError as error:
@@ -129,7 +124,7 @@ def defaults(name: str) -> dict[str, Any]:
     >>> defaults("heterofl")
     {'scaler': True, 'ordered_dropout': False}
     """
-    return writable(_defaults(_kind(name)))
+    return writable(default_options(_kind(name)))
 
 
 def methods() -> list[tuple[str, str]]:
@@ -162,19 +157,3 @@ def _kind(name: str) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
         raise ConfigError(f"method '{name}' is not a dataclass derived from anysize.methods.Method")
     return kind
-
-
-def _defaults(kind: Any) -> dict[str, Any]:
-    """The defaults of a dataclass's options."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if field.init and made is not dataclasses.MISSING:
-            found[field.name] = made
-    return found
-
-
-def _same_kind(default: Any, value: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    return isinstance(value, int) or (isinstance(default, float) and isinstance(value, float))

@@ -33,14 +33,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
 from anysize.elastic.skeleton import fill, tensors_of
+from anysize.errors import MethodError
 from anysize.methods.context import Context
 from anysize.methods.kit import trained_parameters
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.options import option_problems
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
 from anysize.wire import Json
@@ -63,6 +66,17 @@ class Method(ABC, Generic[State]):
     paper: ClassVar[Tricks] = Tricks()
     exceptions: ClassVar[Mapping[str, str]] = {}
     reusable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuses options that their annotations do not allow, all at once; then those that do not go together."""
+        options = {field.name: getattr(self, field.name) for field in fields(cast(Any, self)) if field.init}
+        problems = option_problems(type(self), options) or list(self.conflicts())
+        if problems:
+            raise MethodError(f"{type(self).__name__.lower()}: {'; '.join(problems)}")
+
+    def conflicts(self) -> Iterable[str]:
+        """What is wrong with options that are allowed one by one, but not together; by default nothing."""
+        return ()
 
     @property
     def needs_simulation(self) -> bool:

@@ -34,11 +34,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
+from anysize.config.values import BelowOne, Count, Part, UpToOne, ascending
 from anysize.elastic.depth import Fill, full_depth, restored, why_none
 from anysize.elastic.skeleton import fill as filled
 from anysize.elastic.skeleton import named_tensors
@@ -55,6 +57,11 @@ from anysize.methods.table import Entry, Table
 from anysize.rng import generator
 from anysize.wire import Tensors
 
+Sparsities = Annotated[
+    Sequence[BelowOne],
+    Field(min_length=1, description="ascending numbers, at least 0 and below 1"),
+    AfterValidator(ascending),
+]
 _VALUES, _MASK = "values/", "mask/"
 _SLACK = 1e-9  # for rounding: a capacity of a third times three blocks may be a little below one
 
@@ -87,12 +94,12 @@ class ELF(Method[ELFState], Searched):
             written.
     """
 
-    depths: Sequence[int] = ()
-    widths: Sequence[float] = (1.0,)
-    sparsities: Sequence[float] = (0.5,)
+    depths: Sequence[Count] = ()
+    widths: Annotated[Sequence[Part], Field(min_length=1)] = (1.0,)
+    sparsities: Sparsities = (0.5,)
     scope: Literal["global", "layer"] = "global"
-    proxy: float = 0.05
-    proxy_epochs: int = 5
+    proxy: UpToOne = 0.05
+    proxy_epochs: Count = 5
     average: Literal["all", "holders"] = "all"
     fill: Fill = "zeros"
     table: str = ""
@@ -104,32 +111,9 @@ class ELF(Method[ELFState], Searched):
         "full_round_trip": "masks go down and do not come back",
     }
 
-    def __post_init__(self) -> None:
-        problems = [*self._list_problems(), *self._word_problems()]
-        if not 0 <= self.proxy <= 1:
-            problems.append(f"proxy = {self.proxy}; allowed: a part of the data from 0 to 1")
+    def conflicts(self) -> Iterable[str]:
         if self.proxy == 0 and any(self.sparsities):
-            problems.append("proxy = 0 leaves nothing to prune with; set sparsities = [0.0]")
-        if self.proxy_epochs < 1:
-            problems.append(f"proxy_epochs = {self.proxy_epochs}; allowed: at least 1")
-        if problems:
-            raise MethodError("elf: " + "; ".join(problems))
-
-    def _list_problems(self) -> Iterator[str]:
-        if not self.sparsities or not all(0 <= s < 1 for s in self.sparsities):
-            yield f"sparsities = {list(self.sparsities)}; allowed: parts from 0 to below 1"
-        if list(self.sparsities) != sorted(set(self.sparsities)):
-            yield f"sparsities = {list(self.sparsities)}; give each once, rising"
-        if not self.widths or not all(0 < w <= 1 for w in self.widths):
-            yield f"widths = {list(self.widths)}; allowed: parts above 0 up to 1"
-        if not all(isinstance(d, int) and d >= 1 for d in self.depths):
-            yield f"depths = {list(self.depths)}; allowed: whole numbers of at least 1"
-
-    def _word_problems(self) -> Iterator[str]:
-        words = {"scope": ("global", "layer"), "average": ("all", "holders"), "fill": get_args(Fill)}
-        for name, allowed in words.items():
-            if getattr(self, name) not in allowed:
-                yield f"{name} = '{getattr(self, name)}'; allowed: {', '.join(allowed)}"
+            yield "proxy = 0 leaves nothing to prune with; set sparsities = [0.0]"
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes

@@ -53,10 +53,6 @@ class FedAvg(Method[FedAvgState]):
 
     summary = "one network for all: at the weakest device's width, or one per width as an upper bound"
 
-    def __post_init__(self) -> None:
-        if self.width not in ("weakest", "each"):
-            raise MethodError(f"fedavg: width = '{self.width}'; allowed: 'weakest', 'each'")
-
     @property
     def needs_simulation(self) -> bool:
         return self.width == "each"

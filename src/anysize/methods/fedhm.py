@@ -25,13 +25,13 @@ rows; [tricks] classwise_head divides. Its pseudo-client is an option.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from anysize.config.values import NotNegative
 from anysize.elastic.kernels import (
     Factorised,
     Reshape,
@@ -76,7 +76,7 @@ class FedHM(Method[FedHMState]):
     """
 
     reshape: Reshape = "rows"
-    frobenius: float = 1.0
+    frobenius: NotNegative = 1.0
     pseudo_client: bool = False
 
     summary = "the same top principal kernels for all clients of a size, recomposed and averaged (Yao et al. 2021)"
@@ -85,15 +85,6 @@ class FedHM(Method[FedHMState]):
         "unchanged_updates": "the kernels that a client does not get are missing from what it sends",
         "cost_is_monotone": "a factorised layer can hold more than a whole one: 143 % at 0.8 in PriSM's Table 1",
     }
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.reshape not in ("rows", "square"):
-            problems.append(f"reshape = '{self.reshape}'; allowed: 'rows', 'square'")
-        if not 0 <= self.frobenius < math.inf:
-            problems.append(f"frobenius = {self.frobenius}; allowed: 0 (off) or more")
-        if problems:
-            raise MethodError("fedhm: " + "; ".join(problems))
 
     def sizes(self, context: Context) -> Sequence[Size]:
         """The trained sizes and the full network, whose weights are the mean of the recomposed ones."""

@@ -46,11 +46,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from anysize.config.values import NotNegative, Part, Positive
 from anysize.elastic.basis import (
     Composed,
     Way,
@@ -80,6 +82,11 @@ from anysize.methods.training import Batch, Step
 from anysize.rng import generator
 from anysize.wire import Tensors
 
+Fraction = Literal["basis_inputs", "basis_size"]
+Layers = Annotated[
+    Mapping[str, Mapping[Fraction, Part]],
+    Field(description="a table of name patterns, each with basis_inputs, basis_size above 0 and at most 1"),
+]
 _RANK_CAP = 15 / 16
 
 
@@ -127,35 +134,28 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         coefficients_rate: a factor on the learning rate of the coefficients.
     """
 
-    orthogonality: float = 10.0
+    orthogonality: NotNegative = 10.0
     orthogonality_form: Literal["mean", "sum"] = "mean"
-    basis_inputs: float = 0.125
-    basis_size: float = 0.25
-    layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    basis_inputs: Part = 0.125
+    basis_size: Part = 0.25
+    layers: Layers = field(default_factory=dict)
     share_unscaled: bool = True
     ordered_dropout: bool = False
     execution: Way = "auto"
     share_dense: bool = False
     start: Literal["apart", "nested"] = "apart"
     average: Literal["factors", "products"] = "factors"
-    basis_rate: float = 1.0
-    coefficients_rate: float = 1.0
+    basis_rate: Positive = 1.0
+    coefficients_rate: Positive = 1.0
 
     summary = "every width composed from one shared orthogonal basis (Mei et al. 2022)"
     exceptions: ClassVar[Mapping[str, str]] = {
         "pretrained_start": "composed weights lie in the span of a basis that is smaller than the weight",
     }
 
-    def __post_init__(self) -> None:
-        problems = _fraction_problems("", {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size})
-        if not 0 <= self.orthogonality < math.inf:
-            problems.append(f"orthogonality = {self.orthogonality}; allowed: 0 (off) or more")
-        problems += _choice_problems(self)
+    def conflicts(self) -> Iterable[str]:
         if self.ordered_dropout and self.share_dense:
-            problems.append("ordered_dropout together with share_dense; choose one of the two")
-        problems += _layer_problems(self.layers)
-        if problems:
-            raise MethodError("flanc: " + "; ".join(problems))
+            yield "ordered_dropout together with share_dense; choose one of the two"
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes
@@ -321,7 +321,7 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
 
     def _factors(self, context: Context, name: str) -> Factors:
         outputs, inputs, *kernel = context.axes.shapes[name]
-        fractions = {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size}
+        fractions: dict[Fraction, float] = {"basis_inputs": self.basis_inputs, "basis_size": self.basis_size}
         for pattern, options in self.layers.items():
             if _matches(name, pattern):
                 fractions |= options
@@ -449,42 +449,3 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
             raise MethodError(f"flanc: an update holds '{name}', which is neither basis nor coefficients nor network")
         parts[part][rest if part == "network" else unkey(rest)] = tensor
     return parts
-
-
-def _fraction_problems(where: str, options: Mapping[str, object]) -> list[str]:
-    return [
-        f"{where}{name} = {value!r}; allowed: a fraction in (0, 1]"
-        for name, value in options.items()
-        if not isinstance(value, int | float) or not 0 < value <= 1
-    ]
-
-
-def _choice_problems(method: FLANC) -> list[str]:
-    choices = {
-        "orthogonality_form": ("mean", "sum"),
-        "execution": ("auto", "compose", "mix"),
-        "start": ("apart", "nested"),
-        "average": ("factors", "products"),
-    }
-    problems = [
-        f"{name} = {getattr(method, name)!r}; allowed: {', '.join(map(repr, allowed))}"
-        for name, allowed in choices.items()
-        if getattr(method, name) not in allowed
-    ]
-    rates = {"basis_rate": method.basis_rate, "coefficients_rate": method.coefficients_rate}
-    return problems + [
-        f"{name} = {rate}; allowed: a number above 0" for name, rate in rates.items() if not 0 < rate < math.inf
-    ]
-
-
-def _layer_problems(layers: object) -> list[str]:
-    if not isinstance(layers, Mapping):
-        return [f"layers = {layers!r}; allowed: a table of name patterns"]
-    problems = []
-    for pattern, options in layers.items():
-        where = f"layers.'{pattern}'"
-        if not isinstance(options, Mapping) or set(options) - {"basis_inputs", "basis_size"}:
-            problems.append(f"{where} = {options!r}; allowed: a table with basis_inputs, basis_size")
-        else:
-            problems += _fraction_problems(f"{where}.", options)
-    return problems

@@ -29,10 +29,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
+from anysize.config.values import Count, UpToOne, ascending
 from anysize.elastic.film import Conditional, conditional_names, conditional_tensors, conditioned
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import fill
@@ -115,21 +118,18 @@ class OAT(Method[OATState], Adjustable):
         encoding: how many numbers encode one such value.
     """
 
-    robustness: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 1.0)
-    encoding: int = 128
+    robustness: Annotated[
+        Sequence[UpToOne], Field(min_length=1, description="ascending numbers from 0 to 1"), AfterValidator(ascending)
+    ] = (0.0, 0.1, 0.2, 0.3, 0.4, 1.0)
+    encoding: Count = 128
 
     summary = "one network for all with layers that depend on the robustness asked for (Wang et al. 2020)"
     paper = Tricks(batch_norm="tracked")
     exceptions = MappingProxyType({"pretrained_start": "batch-norms are folded, which gives other tensors"})
 
-    def __post_init__(self) -> None:
-        given, problems = list(self.robustness), []
-        if not given or given != sorted(set(given)) or not 0 <= given[0] <= given[-1] <= 1:
-            problems.append(f"robustness = {given}; allowed: ascending numbers from 0 to 1")
-        if self.encoding < max(len(given), 1):
-            problems.append(f"encoding = {self.encoding}; allowed: at least one number for each value of robustness")
-        if problems:
-            raise MethodError("oat: " + "; ".join(problems))
+    def conflicts(self) -> Iterable[str]:
+        if self.encoding < len(self.robustness):
+            yield f"encoding = {self.encoding}; allowed: at least one number for each value of robustness"
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes[:1]

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 from anysize.elastic.skeleton import fill
-from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, cut, paste, sub_model
@@ -55,10 +54,6 @@ class OrigDrop(Method[OrigDropState]):
 
     summary = "the first channels of every layer; what nobody trains is zero (baseline of Niu et al. 2023)"
     paper = Tricks(batch_norm="batch", weighting="clients")
-
-    def __post_init__(self) -> None:
-        if self.dropped not in ("zero", "kept"):
-            raise MethodError(f"origdrop: dropped = '{self.dropped}'; allowed: 'zero', 'kept'")
 
     def sizes(self, context: Context) -> Sequence[Size]:
         """The trained sizes and the full network."""

@@ -48,7 +48,6 @@ Departures:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -56,6 +55,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from anysize.config.values import Count, NotNegative
 from anysize.elastic.axes import Kept
 from anysize.elastic.basis import key, unkey
 from anysize.elastic.kernels import (
@@ -155,11 +155,11 @@ class PriSM(Method[PriSMState], CarriesMomentum):
             averages kernels and gives it to the next round's clients, which doubles the bytes.
     """
 
-    kappa: float = 2.5
+    kappa: NotNegative = 2.5
     sampling: Sampling = "importance"
     channels: Literal["first", "drawn", "all"] = "first"
-    refresh_every: int = 1
-    frobenius: float = 1.0
+    refresh_every: Count = 1
+    frobenius: NotNegative = 1.0
     dropped: Literal["zero", "kept"] = "kept"
     momentum: Literal["local", "averaged"] = "local"
 
@@ -168,25 +168,6 @@ class PriSM(Method[PriSMState], CarriesMomentum):
     exceptions: ClassVar[Mapping[str, str]] = {
         "pretrained_start": "weights are kept as principal kernels, whose sum is the given weight but for rounding",
     }
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 <= self.kappa < math.inf:
-            problems.append(f"kappa = {self.kappa}; allowed: 0 (uniform) or more")
-        if self.sampling not in _SAMPLINGS:
-            problems.append(f"sampling = '{self.sampling}'; allowed: {', '.join(map(repr, _SAMPLINGS))}")
-        if self.channels not in ("first", "drawn", "all"):
-            problems.append(f"channels = '{self.channels}'; allowed: 'first', 'drawn', 'all'")
-        if self.refresh_every < 1:
-            problems.append(f"refresh_every = {self.refresh_every}; allowed: 1 or more")
-        if not 0 <= self.frobenius < math.inf:
-            problems.append(f"frobenius = {self.frobenius}; allowed: 0 (off) or more")
-        if self.dropped not in ("zero", "kept"):
-            problems.append(f"dropped = '{self.dropped}'; allowed: 'zero', 'kept'")
-        if self.momentum not in ("local", "averaged"):
-            problems.append(f"momentum = '{self.momentum}'; allowed: 'local', 'averaged'")
-        if problems:
-            raise MethodError("prism: " + "; ".join(problems))
 
     def sizes(self, context: Context) -> Sequence[Size]:
         """The trained sizes and the full network, which training aims at even if no client can hold it."""

@@ -41,6 +41,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from anysize.config.values import UpToOne
 from anysize.elastic.ensemble import Networks, bases_within, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, stacked, unstacked
 from anysize.elastic.norm import Dual, batch_norms, dual_tensors, mixed_norms
@@ -109,7 +110,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
             network is customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked".
     """
 
-    base_width: float = 0.0
+    base_width: UpToOne = 0.0
     sort_bases: bool = False
     rescale_layer: bool = False
     one_pass: bool = True
@@ -119,10 +120,6 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
     paper = Tricks(masked_loss=True, batch_norm="batch")
     exceptions = MappingProxyType({"pretrained_start": "a learned network is split, and its parts mixed are not it"})
     reusable = False  # the names of a client's tensors tell which bases it trains
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.base_width <= 1:
-            raise MethodError(f"splitmix: base_width = {self.base_width}; allowed: a width up to 1, or 0")
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes
