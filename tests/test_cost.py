@@ -15,7 +15,7 @@ from anysize.client.batches import draw
 from anysize.client.objectives import make_objective, proximal
 from anysize.client.process import one_thread
 from anysize.client.work import perform
-from anysize.cost.count import Cost, first_fitting, measure, trained
+from anysize.cost.count import Cost, measure, trained
 from anysize.data import Data
 from anysize.elastic.fast import layout
 from anysize.experiment.sizes import GRID
@@ -259,16 +259,6 @@ def test_a_capacity_of_a_unit_is_a_fraction_of_the_full_cost() -> None:
 def cost_alone(made: Experiment, width: float) -> Cost:
     """The cost of a width in a fleet of nothing else."""
     return made.cost(Size(width), made.context_for((Size(width),)))
-
-
-def test_the_first_size_that_fits_is_taken_and_none_where_nothing_fits() -> None:
-    sizes = [Size(1.0), Size(0.5), Size(0.25)]
-
-    def units(size: Size) -> dict[str, float]:
-        return Cost(int(100 * size.width), 0, 0, 0, 0, 0, 0).units()
-
-    assert first_fitting(sizes, lambda units: units["parameters"] <= 60, units) == Size(0.5)
-    assert first_fitting(sizes, lambda units: False, units) is None
 
 
 def test_a_context_of_a_client_holds_no_weights() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize.client.objectives import make_distillation, make_objective, masked
-from anysize.cost.count import measure, training_step
+from anysize.cost.count import measure, step_cost
 from anysize.elastic.composed import ComposedWidths
 from anysize.elastic.skeleton import hollow, tensors_of
 from anysize.elastic.views import Nested
@@ -340,10 +340,8 @@ def test_a_step_costs_the_mean_work_and_the_most_memory_of_the_widths_that_may_b
     context = context_of(method, [0.25, 0.5, 1.0])
     x, y = (tensor.to("meta") for tensor in batch())
     plain = HeteroFL(scaler=isinstance(method, HeteroFL))
-    alone = [
-        training_step(context, plain, hollow(built(plain, context, width)), Batch(x, y)) for width in (0.25, 0.5, 1.0)
-    ]
-    work, held = training_step(context, method, hollow(built(method, context, 1.0)), Batch(x, y))
+    alone = [step_cost(context, plain, hollow(built(plain, context, width)), Batch(x, y)) for width in (0.25, 0.5, 1.0)]
+    work, held = step_cost(context, method, hollow(built(method, context, 1.0)), Batch(x, y))
     assert work == sum(macs for macs, _ in alone) // 3
     assert held == max(bytes_held for _, bytes_held in alone)
 

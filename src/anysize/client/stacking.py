@@ -27,15 +27,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from anysize.client.accelerators import place
 from anysize.client.batches import local_batches
 from anysize.client.networks import load_into
-from anysize.client.objectives import masked_distillation, masked_objective, proximal
-from anysize.client.optimizer import optimizer_of, take_step
+from anysize.client.objectives import masked_distillation, masked_objective
+from anysize.client.optimizer import optimizer_of
+from anysize.client.step import ClientLoss, TrainingStep
 from anysize.client.work import held_classes, learned, perform
 from anysize.data import Part, Shares
 from anysize.errors import ConfigError, MethodError
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import ParameterGroup, SubModel, Update
-from anysize.methods.training import Batch, Step
+from anysize.methods.training import Batch
 from anysize.wire import Tensors
 
 STACK = "stack"
@@ -95,7 +96,7 @@ def perform_any(
     shares: Shares,
     kept: Mapping[str, Tensor] | None = None,
 ) -> Update:
-    """What `local.perform` returns for a client, or the stacked updates for a stack of clients."""
+    """What `perform` returns for a client, or the stacked updates for a stack of clients."""
     if STACK not in sub_model.ticket:
         return perform(context, method, sub_model, shares.share(int(sub_model.ticket["client"])), kept)
     own = [shares.share(int(ticket["client"])).train for ticket in sub_model.ticket[STACK]]
@@ -116,23 +117,20 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
     groups = _stacked_groups(method.groups(modules[0]), modules[0], parameters)
     optimizer = optimizer_of(context.training, groups, stacked.ticket["rate"])
     loss_of = vmap(_Loss(context, method, modules[0]), in_dims=(0, 0, 0, 0, 0, None if mask is None else 0, None))
+
+    def losses(batch: Batch, number: int) -> Tensor:
+        with _explained(method):
+            return loss_of(parameters, buffers, batch.x, batch.y, received, mask, number)
+
+    take = TrainingStep(losses, optimizer, context.training.clip, clip_each)
     orders = [local_batches(context, client, part) for client, part in zip(clients, data)]
     sums, seen = torch.zeros(len(clients), device=context.device), 0
     for number, drawn in enumerate(zip(*orders, strict=True)):
-        x, y = (torch.stack(column) for column in zip(*drawn))
-        with _explained(method):
-            loss = loss_of(parameters, buffers, x, y, received, mask, number)
-        optimizer.zero_grad()
-        # No client's loss depends on another's parameters, so each gets its own gradient.
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        batch = Batch(*(torch.stack(column) for column in zip(*drawn)))
+        sums += take(batch, number) * batch.y.shape[1]
+        seen += batch.y.shape[1]
         if number == 0:
             _check_gradients(groups, parameters)
-        if context.training.clip is not None:
-            for group in groups:
-                clip_each(group.parameters, context.training.clip)
-        take_step(optimizer)
-        sums += loss.detach() * y.shape[1]
-        seen += y.shape[1]
     updates = []
     for i, (client, module) in enumerate(zip(clients, modules)):
         load_into(module, _slice({name: tensor.detach() for name, tensor in parameters.items()}, i))
@@ -199,16 +197,23 @@ class _Loss:
         number: int,
     ) -> Tensor:
         tensors = {f"module.{name}": tensor for name, tensor in (parameters | buffers).items()}
-        task, tricks = self._context.task, self._context.tricks
-        objective = masked_objective(task, tricks, mask, self._context.axes.classifier)
-        step = Step(number, torch.Generator(), received, objective, masked_distillation(task, mask), _refused)
-        loss: Tensor = functional_call(self._called, tensors, (Batch(x, y), step))
+        loss: Tensor = functional_call(self._called, tensors, (Batch(x, y), received, mask, number))
         return loss
 
-    def _loss(self, module: nn.Module, batch: Batch, step: Step) -> Tensor:
-        loss = self._method.loss(module, batch, step)
-        tricks = self._context.tricks
-        return loss + proximal(module, step.received, tricks, self._trained) if tricks.proximal else loss
+    def _loss(self, module: nn.Module, batch: Batch, received: Tensors, mask: Tensor | None, number: int) -> Tensor:
+        task, tricks = self._context.task, self._context.tricks
+        loss = ClientLoss(
+            method=self._method,
+            module=module,
+            tricks=tricks,
+            received=received,
+            objective=masked_objective(task, tricks, mask, self._context.axes.classifier),
+            distillation=masked_distillation(task, mask),
+            random=torch.Generator(),
+            choices=_refused,
+            trained=self._trained,
+        )
+        return loss(batch, number)
 
 
 class _Called(nn.Module):

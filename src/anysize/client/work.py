@@ -19,8 +19,8 @@ from anysize.client.accelerators import place
 from anysize.client.batches import batches, draw, local_batches, names_of
 from anysize.client.metrics import EVALUATION_BATCH, measure
 from anysize.client.networks import built, load_into
-from anysize.client.objectives import make_attack, make_distillation, make_objective, proximal
-from anysize.client.optimizer import make_optimizer, take_step
+from anysize.client.optimizer import make_optimizer
+from anysize.client.step import TrainingStep, client_loss, copies_of
 from anysize.data import Part, Share
 from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
 from anysize.elastic.skeleton import named_tensors
@@ -29,7 +29,6 @@ from anysize.methods.base import Method
 from anysize.methods.capabilities import CarriesMomentum
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Update
-from anysize.methods.training import Step
 from anysize.rng import derive, generator
 from anysize.tasks import label_set
 from anysize.wire import Json, Tensors
@@ -77,31 +76,24 @@ def train(
     own = fitting(module, local, kept)
     load_into(module, own)
     module.train()
-    training, tricks = context.training, context.tricks
     optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
     momentum = method.momentum_buffers(module) if isinstance(method, CarriesMomentum) else {}
     for parameter, buffer in momentum.items():
         optimizer.state[parameter]["momentum_buffer"].copy_(buffer)
-    received = as_received(context, module, sub_model, own)
     classes = held_classes(context, share.train)
-    held = None if classes is None else classes.to(context.device)
-    attacks = generator(*names_of(sub_model), "attack")
-    objective = make_objective(context.task, tricks, held, attacks, context.axes.classifier)
-    distillation = make_distillation(context.task, tricks, held)
-    attack = make_attack(tricks, attacks)
-    choices = generator(*names_of(sub_model), "step")
+    loss = client_loss(
+        context,
+        method,
+        module,
+        as_received(context, module, sub_model, own),
+        classes=None if classes is None else classes.to(context.device),
+        random=generator(*names_of(sub_model), "step"),
+        attacks=generator(*names_of(sub_model), "attack"),
+    )
+    take = TrainingStep(loss, optimizer, context.training.clip)
     loss_sum, seen = torch.zeros((), device=context.device), 0
     for number, batch in enumerate(local_batches(context, sub_model, share.train)):
-        loss = method.loss(module, batch, Step(number, choices, received, objective, distillation, attack=attack))
-        if tricks.proximal:
-            loss = loss + proximal(module, received, tricks)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if training.clip is not None:
-            for group in optimizer.param_groups:
-                nn.utils.clip_grad_norm_(group["params"], training.clip)
-        take_step(optimizer)
-        loss_sum += loss.detach() * len(batch.y)
+        loss_sum += take(batch, number) * len(batch.y)
         seen += len(batch.y)
     for parameter, buffer in momentum.items():
         buffer.copy_(optimizer.state[parameter]["momentum_buffer"])
@@ -191,7 +183,7 @@ def as_received(
     arrived = {**sub_model.tensors, **kept}
     if all(name in arrived for name, _ in module.named_parameters()):
         return {name: tensor.to(context.device) for name, tensor in arrived.items()}
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    return copies_of(module)
 
 
 def held_classes(context: Context, part: Part) -> Tensor | None:

@@ -7,18 +7,16 @@ way.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from anysize.client.objectives import make_attack, make_distillation, make_objective, proximal
+from anysize.client.step import client_loss
 from anysize.client.work import needs_calibration
 from anysize.cost.operations import counter
 from anysize.cost.recurrence import FewSteps
@@ -30,8 +28,10 @@ from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
-from anysize.methods.training import Batch, Step
+from anysize.methods.training import Batch
 from anysize.wire import size_bytes
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
     meta = on_meta(sub_model)
     module, answer = answered(context, method, meta)
     batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
-    training, held = training_step(context, method, module, batch)
+    training, held = step_cost(context, method, module, batch)
     return {
         "parameters": method.parameters(module, meta),
         "training_macs": training // len(batch.x),
@@ -180,49 +180,36 @@ def zero_macs(layer: nn.Module, macs: int) -> int:
     return round(macs * (1 - int(weight.count_nonzero()) / weight.numel()))
 
 
-def step_latency_ms(context: Context, method: Method[Any], message: SubModel, example: Batch, steps: int = 5) -> float:
-    """The median time of a training step of the very network that a client builds, on this machine, one thread."""
-    module = layout(method.build(context, message))
-    batch = Batch(fast(torch.zeros_like(example.x, device="cpu")), torch.zeros_like(example.y, device="cpu"))
-    times = []
-    for _ in range(steps + 1):  # the first one warms up
-        began = time.perf_counter()
-        training_step(context, method, module, batch)
-        times.append(1000 * (time.perf_counter() - began))
-    return statistics.median(times[1:])
-
-
-def training_step(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
+def step_cost(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
     """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass.
 
     Of a method that draws at every step all choices are counted: the mean of the first, the most of the second.
     """
     module.train()
-    choices = _Choices()
-    found = [_one_step(context, method, module, batch, choices)]
-    while choices.taken + 1 < choices.count:
-        choices.taken += 1
-        found.append(_one_step(context, method, module, batch, choices))
+    found = for_every_choice(lambda choices: _one_step(context, method, module, batch, choices))
     return sum(macs for macs, _ in found) // len(found), max(held for _, held in found)
 
 
 def _one_step(
     context: Context, method: Method[Any], module: nn.Module, batch: Batch, choices: Callable[[int], int]
 ) -> tuple[int, int]:
-    objective = make_objective(context.task, context.tricks, None, classifier=context.axes.classifier)
-    distillation = make_distillation(context.task, context.tricks, None)
-    attack = make_attack(context.tricks, torch.Generator())
-    received = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    step = Step(0, torch.Generator(), received, objective, distillation, choices, attack)
-
-    def work() -> None:
-        loss = method.loss(module, batch, step)
-        if context.tricks.proximal:
-            loss = loss + proximal(module, received, context.tricks)
-        loss.backward()  # type: ignore[no-untyped-call]
-
+    loss = client_loss(context, method, module, choices=choices)
     with unread_masks(), _OnMeta(module) if batch.x.is_meta else nullcontext():
-        return _count(work, module)
+        return _count(lambda: loss(batch, 0).backward(), module)  # type: ignore[no-untyped-call]
+
+
+def for_every_choice(work: Callable[[Callable[[int], int]], Found]) -> list[Found]:
+    """What `work` finds with each choice that a method can draw at a step; once for a method that draws nothing.
+
+    >>> for_every_choice(lambda choose: choose(3)), for_every_choice(lambda choose: "no choice")
+    ([0, 1, 2], ['no choice'])
+    """
+    choices = _Choices()
+    found = [work(choices)]
+    while choices.taken + 1 < choices.count:
+        choices.taken += 1
+        found.append(work(choices))
+    return found
 
 
 class _OnMeta:
@@ -305,15 +292,6 @@ class HeldBytes:
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.__exit__(*error)
-
-
-def first_fitting(
-    sizes: Iterable[Size],
-    fits: Callable[[Mapping[str, float]], bool],
-    units: Callable[[Size], Mapping[str, float]],
-) -> Size | None:
-    """The first of `sizes`, which are given best first, whose cost fits, or None."""
-    return next((size for size in sizes if fits(units(size))), None)
 
 
 def _measured(context: Context) -> dict[str, Any]:

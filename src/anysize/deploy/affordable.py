@@ -13,7 +13,7 @@ used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from anysize.client.work import STATISTICS
+from anysize.cost.budgets import allowed, as_budget, untimed
 from anysize.cost.count import answered, forward_macs, measure, on_meta, own_bytes, shipped_bytes, training_cost
 from anysize.cost.memory import training_bytes
 from anysize.deploy.device_file import Limits
@@ -36,7 +37,6 @@ from anysize.methods.size import Size
 from anysize.methods.training import Batch
 from anysize.wire import flatten, restore
 
-_SLACK = 1e-9  # 0.3 of 10 parameters is 3.0000000000000004 of them
 _VOLATILE = ("client", "round", "seed", "rate")
 REMEMBERED = 256
 """Kinds of messages whose form or cost is remembered."""
@@ -63,16 +63,14 @@ class Costs:
         self._most: dict[tuple[Limits, str], dict[str, float]] = {}
         self._messages: dict[str, dict[str, float]] = {}
 
-    def within(self, limits: Limits, size: Size) -> bool:
-        """Whether a size is within a capacity or a budget; time, which nobody can count, is not looked at."""
-        if limits.budget is not None:
-            return limits.budget.fits({"latency_ms": 0.0, **self.units(size)})
-        if limits.capacity is None:
-            return True
-        if self._capacity_of == "width":
-            return sized(self._method, self._context, limits.capacity).holds(size)
-        full = self.units(Size(1.0), (Size(1.0),))[self._capacity_of]
-        return self.units(size)[self._capacity_of] <= limits.capacity * full + _SLACK
+    def allowed(self, limits: Limits, sizes: Iterable[Size]) -> Iterator[Size]:
+        """Those of `sizes` that a capacity or a budget allows; time, which nobody can count, is not looked at."""
+        if self._capacity_of == "width" and limits.capacity is not None and limits.budget is None:
+            whole = sized(self._method, self._context, limits.capacity)
+            return (size for size in sizes if whole.holds(size))
+        full = Size(1.0)
+        budget = as_budget(limits.capacity, limits.budget, self._capacity_of, lambda: self.units(full, (full,)))
+        return allowed(sizes, budget, lambda size: untimed(self.units(size)))
 
     def most(self, limits: Limits, task: str) -> dict[str, float]:
         """In every unit of `message_cost`, the most that a message costs of a size within the limits; empty if none is.
@@ -82,7 +80,7 @@ class Costs:
             task: "train", or one of those that ask about the finished network.
         """
         if (limits, task) not in self._most:
-            sizes = [size for size in self._context.sizes if self.within(limits, size)]
+            sizes = self.allowed(limits, self._context.sizes)
             costs = [self.of(self.message(size, task)) for size in sizes]
             self._most[limits, task] = {unit: max(c[unit] for c in costs) for unit in (costs[0] if costs else ())}
         return self._most[limits, task]

@@ -259,7 +259,7 @@ class Devices(Engine):
         """The largest of the experiment's groups that a device can train."""
         limits, size_of_group = Limits(about.capacity, about.budget), self._experiment.size_of_group
         for group in reversed(self._experiment.fleet.groups):
-            if self._costs.within(limits, size_of_group[group.name]):
+            if any(self._costs.allowed(limits, [size_of_group[group.name]])):
                 return group.name
         raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anysize.atomic import write
 from anysize.client.process import one_thread
-from anysize.cost.count import step_latency_ms
+from anysize.cost.latency import step_latency_ms
 from anysize.errors import CheckpointError, ConfigError
 from anysize.experiment.setup import Setup
 from anysize.methods.capabilities import Searched

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anysize.cost.count import first_fitting
+from anysize.cost.budgets import as_budget, best, needs, next_below, untimed
 from anysize.devices.budget import Budget
 from anysize.devices.groups import DeviceGroup
 from anysize.errors import ConfigError
@@ -57,16 +57,14 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
         if group.capacity is not None and unit == "width":
             solved[group.name] = sized(method, context, group.capacity)
             continue
-        budget = group.budget
-        if budget is None and group.depth is None:
-            budget = Budget(**{unit: (group.capacity or 1.0) * units(Size(1.0))[unit]})
+        capacity = (group.capacity or 1.0) if group.depth is None else None
+        budget = as_budget(capacity, group.budget, unit, lambda: units(Size(1.0)))
         choices = [size for size in choices_of(method, context) if group.depth in (None, size.depth)]
         problem = _no_choice(setup, table, group, budget, choices)
-        size = None if problem else first_fitting(choices, budget.fits if budget else lambda _: True, units)
+        size = None if problem else best(choices, budget, units)
         if size is None:
-            problems.append(
-                problem or f"devices: group '{group.name}' can train no size; {_least(choices, budget, units)}"
-            )
+            least = "" if problem else needs(budget, *map(units, choices))
+            problems.append(problem or f"devices: group '{group.name}' can train no size; the smallest needs {least}")
             continue
         solved[group.name] = _labelled(size, group)
         if budget is not None:
@@ -100,13 +98,6 @@ def _labelled(size: Size, group: DeviceGroup) -> Size:
     return replace(size, name="" if group.label == size.label else group.label)
 
 
-def _least(choices: Sequence[Size], budget: Budget | None, units: Callable[[Size], Mapping[str, float]]) -> str:
-    """What the choices cost at least, in the units of a budget."""
-    limits = {} if budget is None else budget.limits()
-    least = ", ".join(f"{unit} = {min(units(size)[unit] for size in choices):g}" for unit in limits)
-    return f"the smallest needs {least}"
-
-
 def lowered(
     setup: Setup,
     table: Table | None,
@@ -122,17 +113,16 @@ def lowered(
         context = setup.context_for(tuple(sorted(set(solved.values()), key=lambda size: size.order)), table)
         state = setup.method.init(context)
         costs = {name: setup.cost_in(context, solved[name], state).units() for name in budgets}
-        timed = {name: costs[name] | {"latency_ms": 0.0} for name in budgets}  # time was judged by the table
-        over = [name for name, budget in budgets.items() if not budget.fits(timed[name])]
+        # Time was judged by the table.
+        over = [name for name, budget in budgets.items() if not budget.fits(untimed(costs[name]))]
         if not over:
             break
         for name in over:
-            unnamed = [replace(size, name="") for size in allowed[name]]
-            below = unnamed[unnamed.index(replace(solved[name], name="")) + 1 :]
-            if not below:
+            below = next_below(solved[name], allowed[name])
+            if below is None:
+                least = needs(budgets[name], costs[name])
                 raise ConfigError(
-                    f"devices: group '{name}' can train no size in this fleet; the smallest needs "
-                    + ", ".join(f"{unit} = {costs[name][unit]:g}" for unit in budgets[name].limits())
+                    f"devices: group '{name}' can train no size in this fleet; the smallest needs {least}"
                 )
-            solved[name] = replace(below[0], name=solved[name].name or name)
+            solved[name] = replace(below, name=below.name or name)
     return solved

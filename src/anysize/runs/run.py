@@ -14,7 +14,8 @@ from anysize.client.batches import batches, draw
 from anysize.client.process import hold_memory, one_thread
 from anysize.client.shards import finished, statistics_of
 from anysize.client.work import needs_calibration
-from anysize.cost.count import Cost, first_fitting
+from anysize.cost.budgets import best, needs
+from anysize.cost.count import Cost
 from anysize.devices.budget import Budget
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.inprocess import InProcess
@@ -143,11 +144,11 @@ class Run:
     def fitting(self, budget: Budget) -> Size:
         """The largest trained size that fits a budget."""
         largest_first = sorted(self.sizes, key=lambda size: size.order, reverse=True)
-        size = first_fitting(largest_first, budget.fits, lambda size: self.cost(size).units())
+        size = best(largest_first, budget, lambda size: self.cost(size).units())
         if size is None:
-            smallest = self.cost(self.sizes[0]).units()
-            needs = ", ".join(f"{name} = {smallest[name]:g}" for name in budget.limits())
-            raise ConfigError(f"no trained size fits the budget; the smallest, {self.sizes[0].label}, needs {needs}")
+            smallest = self.sizes[0]
+            least = needs(budget, self.cost(smallest).units())
+            raise ConfigError(f"no trained size fits the budget; the smallest, {smallest.label}, needs {least}")
         return size
 
     def cost(self, size: Size) -> Cost:
