@@ -98,7 +98,8 @@ def test_the_mean_is_that_of_the_restored_networks(average: Any) -> None:
 
 
 def test_a_block_that_nobody_held_keeps_its_values_and_statistics_come_from_holders_only() -> None:
-    experiment = made(ELF(**DENSE), {"capacities": [0.4, 0.7]}, normalised=True)
+    tracked = {"batch_norm": "tracked"}
+    experiment = made(ELF(**DENSE), {"capacities": [0.4, 0.7]}, normalised=True, tricks=tracked)
     context = experiment.context
     state = experiment.method.init(context)
     shallow, deeper = context.sizes

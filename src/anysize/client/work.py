@@ -35,6 +35,10 @@ from anysize.wire import Json, Tensors
 
 STATISTICS = "statistics/"
 
+CALIBRATION_PASSES = 2
+"""The first pass normalises by each client's own batches, which differ from client to client; in the second all
+normalise by the first one's statistics, as the finished network will."""
+
 
 def perform(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor] | None = None
@@ -174,6 +178,23 @@ def with_statistics(sub_model: SubModel, statistics: Statistics) -> SubModel:
     """The sub-model with batch-norm statistics, for `calibrate` and `evaluate`."""
     named = {STATISTICS + name: tensor for name, tensor in statistics.tensors().items()}
     return replace(sub_model, tensors={**sub_model.tensors, **named})
+
+
+def calibrated(context: Context, method: Method[Any], sub_model: SubModel, share: Share) -> SubModel:
+    """The sub-model with the batch-norm statistics of a share; as it is if its network needs none.
+
+    Args:
+        context: the client's.
+        method: the method.
+        sub_model: a message that asks to calibrate.
+        share: the data.
+    """
+    if not needs_calibration(context):
+        return sub_model
+    found = sub_model
+    for _ in range(CALIBRATION_PASSES):
+        found = with_statistics(sub_model, Statistics.of(perform(context, method, found, share).tensors))
+    return found
 
 
 def as_received(

@@ -58,6 +58,11 @@ class Shares(ABC):
     def group_of(self, client: int) -> str | None:
         """The name of the one data group (writer, role, domain) that a client has in a natural split, else None."""
 
+    @property
+    def used(self) -> Tensor:
+        """The numbers of the samples that any client has, sorted; an error where there is no one data set."""
+        raise DataError("every device has data of its own, so that no data set is in use")
+
     def classes_of(self, client: int) -> Tensor:
         """The classes in a client's training samples, sorted; empty if labels are not classes."""
         labels = self.share(client).train.labels()
@@ -94,6 +99,11 @@ class PartitionedShares(Shares):
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
+
+    @property
+    def used(self) -> Tensor:
+        """The numbers of the samples that any client has, sorted."""
+        return torch.from_numpy(np.unique(self._index))
 
     def share(self, client: int) -> Share:
         """The data of one client, as views without copies."""

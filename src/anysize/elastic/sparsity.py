@@ -14,6 +14,7 @@ as one without.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -24,6 +25,8 @@ import torch
 from torch import Tensor
 
 from anysize.errors import ModelError
+
+_SLACK = 1e-9  # for rounding: log(0.64) / log(0.8) may be a little above two
 
 Masks = dict[str, Tensor]
 Scope = Literal["global", "layer"]
@@ -61,6 +64,29 @@ def iterative_pruning(sparsities: Sequence[float], train: Train, scope: Scope = 
         masks = prune(tensors, masks, sparsity, scope)
         tensors, accuracy = train(masks)
         yield Ticket(sparsity, masks, accuracy)
+
+
+def pruning_steps(sparsities: Sequence[float], at_once: float) -> list[float]:
+    """The sparsity after each iteration: all that are asked for, and before each as few even steps as are allowed.
+
+    Args:
+        sparsities: those asked for, rising, above 0.
+        at_once: the largest fraction of the weights that are left which one iteration may prune; 1 goes straight to
+            every sparsity.
+
+    >>> [round(sparsity, 3) for sparsity in pruning_steps([0.5, 0.6], 0.2)]
+    [0.159, 0.293, 0.405, 0.5, 0.6]
+    >>> pruning_steps([0.5, 0.9], 1.0)
+    [0.5, 0.9]
+    """
+    steps: list[float] = []
+    left = 1.0
+    for sparsity in sparsities:
+        ratio = (1 - sparsity) / left
+        count = 1 if at_once >= 1 else math.ceil(math.log(ratio) / math.log(1 - at_once) - _SLACK)
+        steps += [1 - left * ratio ** (step / count) for step in range(1, count)] + [sparsity]
+        left = 1 - sparsity
+    return steps
 
 
 def prune(tensors: Mapping[str, Tensor], masks: Masks, sparsity: float, scope: Scope = "global") -> Masks:

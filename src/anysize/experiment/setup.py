@@ -332,18 +332,19 @@ class Setup:
 
     def _proxy(self) -> Proxy | None:
         """The server's part of the data; None where each device has its own."""
-        from anysize.client.work import perform
+        from anysize.client.work import calibrated, perform
 
         if self._known is not None or not isinstance(self.source, Data):
             return None
-        return Proxy(self._proxy_share, perform)
+        return Proxy(self._proxy_share, perform, calibrated)
 
     def _proxy_share(self, fraction: float) -> Share:
-        """An even draw of the training data, the same for every method, a fifth of it held out."""
+        """An even draw of the training data in use, the same for every method, a fifth of it held out."""
         assert isinstance(self.source, Data)
         whole = self.source.train
-        order = torch.randperm(len(whole), generator=generator(self.config.seed, "proxy"))
-        chosen = order[: min(len(whole), max(5, round(fraction * len(whole))))]
+        used = self.shares.used if self.config.data.fraction < 1 else torch.arange(len(whole))
+        order = used[torch.randperm(len(used), generator=generator(self.config.seed, "proxy"))]
+        chosen = order[: min(len(order), max(5, round(fraction * len(order))))]
         held = max(1, len(chosen) // 5)
         return Share(SubsetPart(whole, chosen[held:]), SubsetPart(whole, chosen[:held]))
 

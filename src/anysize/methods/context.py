@@ -14,7 +14,7 @@ from anysize.data import Share
 from anysize.elastic.axes import Axes
 from anysize.elastic.depth import Stage, without
 from anysize.elastic.slicing import narrow
-from anysize.methods.messages import Update
+from anysize.methods.messages import SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.table import Table
 from anysize.methods.training import Tricks
@@ -26,12 +26,15 @@ class Proxy:
     """A little data on the server, and the ordinary local training on it.
 
     Attributes:
-        share: gives a fraction of the training data, drawn evenly, with a fifth of it held out.
+        share: gives a fraction of the training data in use, drawn evenly, with a fifth of it held out.
         perform: does what a client does with a message; see `anysize.client.work.perform`.
+        calibrated: gives a message, of a context, a method, a message that asks to calibrate and a share, with the
+            batch-norm statistics of that share if the finished network needs them.
     """
 
     share: Callable[[float], Share]
     perform: Callable[..., Update]
+    calibrated: Callable[..., SubModel]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ FedEdge 2022.
     phi_p                   context.skeleton(width, depth)          blocks removed, last of a stage first
     phi_p^{-1}              restored(...)                           zeros in their place
     m_p^l                   state.masks[key(size)]                  a bit for every prunable weight
-    D_proxy                 context.proxy.share(0.05)               a part of the data, at the server
+    D_proxy                 context.proxy.share(0.05)               a part of the data in use, at the server
     theta_{p,l}             table entry.accuracy                    scalar
     C(phi(omega * m))       table entry.cost                        a number per unit
     rho(B)                  context.table, choices()                the best entry that a budget allows
-    L                       len(sparsities)
+    L                       len(pruning_steps(sparsities, prune_step))
 
 Equation index: Algorithm 1, line 4, iterative magnitude pruning -> `ELF.tabulate`; Eq. (3), the look-up ->
 `ELF.choices` (an experiment takes the first choice that fits); line 10, phi(omega * m) -> `ELF.extract`; line 13 ->
@@ -20,19 +20,22 @@ Equation index: Algorithm 1, line 4, iterative magnitude pruning -> `ELF.tabulat
 
 Departures: theta is measured on a fifth of the proxy data, held out from pruning, since every network is nearly perfect
 on the data that it was trained on. A block that no client of a round holds keeps its values: the mean of zeros alone
-would silence it and, in a network without shortcuts, everything after it. Running statistics of batch-norm are averaged
-over the clients that have them, since zeros are not statistics. `average = "holders"` averages every entry only over
-the clients that trained it. A removed block is the identity, but a convolution of zeros without a shortcut is not: it
-ends the signal. `fill = "identity"` does there what zeros do in a residual network. Widths are beyond the paper: a
-narrowed entry is averaged over its holders, as in HeteroFL. The paper does not say what is pruned, or how often: here
-the weights of layers, including the head, are compared over all layers, with one iteration for each of `sparsities`. A
-mask goes down with its values and does not come back.
+would silence it and, in a network without shortcuts, everything after it. Batch-norm statistics are estimated anew for
+every size ([tricks] batch_norm = "calibrated"): the paper does not say, and zeros change what enters every norm; where
+they are tracked, they are averaged over the clients that have them, since zeros are not statistics. `average =
+"holders"` averages every entry only over the clients that trained it. A removed block is the identity, but a
+convolution of zeros without a shortcut is not: it ends the signal. `fill = "identity"` does there what zeros do in a
+residual network. Widths are beyond the paper: a narrowed entry is averaged over its holders, as in HeteroFL. The paper
+does not say what is pruned, or how often: here the weights of layers, including the head, are compared over all
+layers, and an iteration prunes at most a fifth of those left, as in its reference [3]. Line 4 prunes every depth by
+itself, while section 3 chooses one subnetwork as the global model and cuts it: `masks = "each"` and `"one"`. A mask
+goes down with its values and does not come back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -41,10 +44,24 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from anysize.config.values import BelowOne, Count, Part, UpToOne, ascending
+from anysize.data import Share
 from anysize.elastic.depth import Fill, full_depth, restored, why_none
 from anysize.elastic.skeleton import fill as filled
 from anysize.elastic.skeleton import named_tensors
-from anysize.elastic.sparsity import Masks, iterative_pruning, left_by, pack, prunable, put_values, take_values, unpack
+from anysize.elastic.sparsity import (
+    Masks,
+    Scope,
+    Ticket,
+    Train,
+    iterative_pruning,
+    left_by,
+    pack,
+    prunable,
+    pruning_steps,
+    put_values,
+    take_values,
+    unpack,
+)
 from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Searched
@@ -54,6 +71,7 @@ from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
+from anysize.methods.training import Tricks
 from anysize.rng import generator
 from anysize.wire import Tensors
 
@@ -63,6 +81,7 @@ Sparsities = Annotated[
     AfterValidator(ascending),
 ]
 _VALUES, _MASK = "values/", "mask/"
+_FEW = 400  # samples: a standard error above two and a half points
 _SLACK = 1e-9  # for rounding: a capacity of a third times three blocks may be a little below one
 
 
@@ -82,14 +101,18 @@ class ELF(Method[ELFState], Searched):
         depths: how many blocks of every stage may be trained; empty for every number.
         widths: the fractions of the channels that may be trained; any but 1.0 are beyond the paper.
         sparsities: the fractions of the weights that masks set to zero, rising; 0.0 is the network without a mask.
+        prune_step: the largest fraction of the weights left that one iteration of pruning sets to zero, before the rest
+            is trained again from the first weights; 1.0 prunes to each of `sparsities` at once.
+        masks: "each": every depth and width is pruned by itself; "one": the whole network is pruned, and every depth
+            and width has its part of that mask, which may be more or less sparse than the whole.
         scope: whether pruning compares weights over all layers ("global") or within each ("layer").
-        proxy: the fraction of the training data with which the server prunes and judges; 0 for no table: nothing is
-            pruned, and the largest size that fits is the best.
+        proxy: the fraction of the training data in use with which the server prunes and judges; 0 for no table: nothing
+            is pruned, and the largest size that fits is the best.
         proxy_epochs: how many epochs each training on the proxy data takes.
         average: "all": removed blocks and masked weights count as zeros (or what `fill` says); "holders": every entry
             is averaged over the clients that trained it.
-        fill: what replaces removed blocks when "all" are averaged: "zeros", "identity" (passes its input on, also
-            without a shortcut), "replicate" (the block before), "random".
+        fill: what replaces removed blocks; only where "all" are averaged: "zeros", "identity" (passes its input on,
+            also without a shortcut), "replicate" (the block before), "random".
         table: a file for the look-up table, relative to the experiment file: read if it exists, else computed and
             written.
     """
@@ -97,7 +120,9 @@ class ELF(Method[ELFState], Searched):
     depths: Sequence[Count] = ()
     widths: Annotated[Sequence[Part], Field(min_length=1)] = (1.0,)
     sparsities: Sparsities = (0.5,)
-    scope: Literal["global", "layer"] = "global"
+    prune_step: Part = 0.2
+    masks: Literal["each", "one"] = "each"
+    scope: Scope = "global"
     proxy: UpToOne = 0.05
     proxy_epochs: Count = 5
     average: Literal["all", "holders"] = "all"
@@ -105,6 +130,7 @@ class ELF(Method[ELFState], Searched):
     table: str = ""
 
     summary = "blocks removed and weights masked by device, from a look-up table (Farcas et al. 2022)"
+    paper = Tricks(batch_norm="calibrated")
     reusable = False
     exceptions = {  # noqa: RUF012 - the contract's own attribute
         "unchanged_updates": "removed blocks and masked weights count as zeros in the mean",
@@ -114,6 +140,11 @@ class ELF(Method[ELFState], Searched):
     def conflicts(self) -> Iterable[str]:
         if self.proxy == 0 and any(self.sparsities):
             yield "proxy = 0 leaves nothing to prune with; set sparsities = [0.0]"
+        if self.average == "holders" and self.fill != "zeros":
+            yield (
+                f"fill = '{self.fill}' with average = 'holders', which fills nothing in; leave fill out, or set "
+                "average = 'all'"
+            )
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes
@@ -141,35 +172,54 @@ class ELF(Method[ELFState], Searched):
                 "elf prunes on data that the server holds, but here the data stays on the devices; name the file of a "
                 "finished table in method.table, or set method.proxy = 0 and method.sparsities = [0.0]"
             )
-        entries = [entry for size in self._shapes(context) for entry in self._series(context, context.proxy, size)]
-        return Table(tuple(entries))
+        proxy, share = context.proxy, context.proxy.share(self.proxy)
+        series = self._one_series if self.masks == "one" else self._each_series
+        entries = tuple(series(context, lambda size: self._trainer(context, proxy, share, size)))
+        return Table(entries, len(share.train), len(share.held_out or ()))
 
-    def _series(self, context: Context, proxy: Proxy, size: Size) -> Iterator[Entry]:
-        """IMP(phi_p(omega^0), D_proxy, L) of one depth and width, with the accuracy of every step."""
-        share = proxy.share(self.proxy)
+    def _each_series(self, context: Context, trainer: Callable[[Size], Train]) -> Iterator[Entry]:
+        """IMP(phi_p(omega^0), D_proxy, L) of every depth and width by itself."""
+        for size in self._shapes(context):
+            for ticket in self._pruned(trainer(size)):
+                yield _entry(size, ticket.sparsity, ticket.masks, ticket.accuracy)
+
+    def _one_series(self, context: Context, trainer: Callable[[Size], Train]) -> Iterator[Entry]:
+        """IMP(omega^0, D_proxy, L) of the whole network, of whose masks every depth and width has its part."""
+        whole = Size(1.0, depth=max(self._depths(context)))
+        tickets = list(self._pruned(trainer(whole)))
+        for size in self._shapes(context):
+            for ticket in tickets:
+                masks = self._cut(context, ticket.masks, size)
+                accuracy = ticket.accuracy if size == whole else trainer(size)(masks)[1]
+                yield _entry(size, ticket.sparsity, masks, accuracy)
+
+    def _pruned(self, train: Train) -> Iterator[Ticket]:
+        """The networks of a pruning series that were asked for."""
+        steps = pruning_steps([s for s in self.sparsities if s > 0], self.prune_step)
+        return (ticket for ticket in iterative_pruning(steps, train, self.scope) if ticket.sparsity in self.sparsities)
+
+    def _trainer(self, context: Context, proxy: Proxy, share: Share, size: Size) -> Train:
+        """What trains a network of one depth and width from its first weights under masks, and says how well it did."""
         start = self._cut(context, context.start(), size)
         epochs = {"local_epochs": self.proxy_epochs, "local_steps": None}
-        training = replace(context.for_client(), training=context.training.model_copy(update=epochs))
+        client = replace(context.for_client(), training=context.training.model_copy(update=epochs))
+        server = Client(0, 0, size, 0, len(share.train), context.seed)
 
-        def perform(task: str, tensors: Tensors, bits: Tensors, kept: Tensors) -> Update:
-            server = Client(0, 0, size, 0, len(share.train), context.seed)
+        def asked(task: str, tensors: Tensors, bits: Tensors) -> SubModel:
             message = self._message(server, tensors, bits)
-            ticket = message.ticket | {"task": task, "rate": context.training.learning_rate}
-            answer: Update = proxy.perform(training, self, replace(message, ticket=ticket), share, kept)
-            return answer
+            return replace(message, ticket=message.ticket | {"task": task, "rate": context.training.learning_rate})
 
         def train(masks: Masks) -> tuple[Tensors, float]:
             bits = {name: pack(mask) for name, mask in masks.items()}
-            update = perform("train", start, bits, {})
+            update = proxy.perform(client, self, asked("train", start, bits), share, {})
             tensors = start | dense(update.tensors, bits, start)
-            sums = perform("evaluate", tensors, bits, update.keep).ticket["sums"]
+            finished = proxy.calibrated(client, self, asked("calibrate", tensors, bits), share)
+            question = replace(finished, ticket=finished.ticket | {"task": "evaluate"})
+            sums = proxy.perform(client, self, question, share, update.keep).ticket["sums"]
             score = context.task.metrics(sums)[context.task.metric]
             return tensors, score if context.task.higher_is_better else -score
 
-        for ticket in iterative_pruning([s for s in self.sparsities if s > 0], train, self.scope):
-            if ticket.sparsity in self.sparsities:
-                bits = {name: pack(mask) for name, mask in ticket.masks.items()}
-                yield Entry(replace(size, mask=ticket.sparsity), ticket.accuracy, bits)
+        return train
 
     def init(self, context: Context) -> ELFState:
         """The given weights, and the table's masks; a finished run has its masks in the checkpoint."""
@@ -195,8 +245,10 @@ class ELF(Method[ELFState], Searched):
         return sub_model(client, sent, width=client.size.width, depth=depth, mask=mask)
 
     def _sparse_shapes(self, tensors: Tensors, bits: Tensors, mask: float) -> Tensors:
-        """The shapes of what travels under masks that are not known, as many values in all as under any."""
-        counts = left_by(mask, {name: tensors[name].numel() for name in bits}, self.scope)
+        """The shapes of what travels under masks that are not known: as many values in all as under any, or more."""
+        counts = {name: tensors[name].numel() for name in bits}
+        if self.masks == "each":  # a part of one mask may keep any number of weights, in the end all
+            counts = left_by(mask, counts, self.scope)
         plain = {name: tensor for name, tensor in tensors.items() if name not in bits}
         return plain | {_VALUES + n: torch.empty(c, dtype=tensors[n].dtype, device="meta") for n, c in counts.items()}
 
@@ -267,7 +319,10 @@ class ELF(Method[ELFState], Searched):
     def notices(self, context: Context) -> list[str]:
         if context.table is None:
             return []
-        return [f"elf: masks and choices come from {self.proxy:.0%} of the training data, which the server must hold"]
+        found = [
+            f"elf: masks and choices come from {self.proxy:.0%} of the training data in use, which the server must hold"
+        ]
+        return found + few_samples(context.table)
 
     def _depths(self, context: Context) -> list[int]:
         """The depths that may be trained, smallest first; refuses a model without removable blocks."""
@@ -285,8 +340,30 @@ class ELF(Method[ELFState], Searched):
 
     def _cut(self, context: Context, tensors: Mapping[str, Tensor], size: Size) -> Tensors:
         """phi: the tensors of a network of that depth and width."""
-        names = (name for name, _ in named_tensors(context.skeleton(size.width, size.depth)))
+        names = (name for name, _ in named_tensors(context.skeleton(size.width, size.depth)) if name in tensors)
         return cut(context, {name: tensors[name] for name in names}, size.width)
+
+
+def few_samples(table: Table) -> list[str]:
+    """Says how little a table tells if the accuracies in it come from few samples; else nothing.
+
+    >>> few_samples(Table((), trained=80, judged=20))[0][:78]
+    'elf: every accuracy in the look-up table comes from 20 samples, after training'
+    >>> few_samples(Table((), trained=4000, judged=1000))
+    []
+    """
+    if not 0 < table.judged < _FEW:
+        return []
+    error = 50 / math.sqrt(table.judged)
+    return [
+        f"elf: every accuracy in the look-up table comes from {table.judged} samples, after training on "
+        f"{table.trained}: its standard error is up to {error:.0f} points, and closer sizes are told apart by chance; "
+        "a larger method.proxy judges better"
+    ]
+
+
+def _entry(size: Size, sparsity: float, masks: Masks, accuracy: float) -> Entry:
+    return Entry(replace(size, mask=sparsity), accuracy, {name: pack(mask) for name, mask in masks.items()})
 
 
 def key(size: Size) -> str:

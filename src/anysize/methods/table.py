@@ -37,9 +37,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """The sizes that could be trained, and how well they did on the proxy data."""
+    """The sizes that could be trained, and how well they did on the proxy data.
+
+    Attributes:
+        entries: the sizes.
+        trained: the number of samples with which each was trained; 0 if nobody knows.
+        judged: the number of held-out samples on which each was judged; 0 if nobody knows.
+    """
 
     entries: tuple[Entry, ...]
+    trained: int = 0
+    judged: int = 0
 
     @cached_property
     def best_first(self) -> list[Entry]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anysize.client.work import needs_calibration, with_statistics
+from anysize.client.work import CALIBRATION_PASSES, needs_calibration, with_statistics
 from anysize.devices.fleet import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Absence, Engine, present
@@ -20,15 +20,11 @@ from anysize.methods.messages import Client, SubModel
 from anysize.methods.size import Size
 from anysize.server.asking import asking, client_of, draws
 
-# The first pass normalises by each client's own batches, which differ from client to client; in the second all
-# normalise by the first one's statistics, as the finished network will.
-_CALIBRATION_PASSES = 2
-
 
 def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
     """Statistics of a size that was never trained, by passes of the customised network itself; `batches` is re-read."""
     network = without_statistics(method.customize(context, state, size))
-    for _ in range(_CALIBRATION_PASSES):
+    for _ in range(CALIBRATION_PASSES):
         statistics = collect(network, batches)
         attach(network, statistics)
     return statistics
@@ -66,7 +62,7 @@ def calibrated(
                 message = asking(extract(asked), "calibrate", calibration_samples=samples)
                 yield with_statistics(message, found[label]) if label in found else message
 
-    for _ in range(_CALIBRATION_PASSES):
+    for _ in range(CALIBRATION_PASSES):
         parts: dict[str, list[Statistics]] = {}
         labels = [label for label in runnable for _ in ids[label]]
         for answer, label in zip(engine.perform(messages()), labels):
