@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from anysize.data import split
 from anysize.devices.fleet import make_fleet
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import ConfigError, MethodError
+from anysize.experiment.lookup import structure
 from anysize.methods import ELF, FLANC, Client, FedAvg, FjORD, HeteroFL, PriSM, SHeteroFL, SplitMix, Update
 from anysize.methods.elf import ELFState, key
 from anysize.methods.size import Size
@@ -64,10 +65,10 @@ def made(method: ELF | FedAvg, devices: dict[str, Any], classes: int = 4, **more
     return Experiment(
         data=az.Data(train=(x, y), test=(x, y)),
         clients=6,
-        model=network(normalised=more.pop("normalised", False)),
+        model=more.pop("model", None) or network(normalised=more.pop("normalised", False)),
         method=method,
         devices=devices,
-        training={"batch_size": 16, "learning_rate": 0.05},
+        training=more.pop("training", {"batch_size": 16, "learning_rate": 0.05}),
         **more,
     )
 
@@ -253,6 +254,150 @@ def test_a_table_of_another_experiment_and_a_latency_without_a_file_are_refused(
         _ = quick.sizes
 
 
+def tabled(path: Path, **more: Any) -> Experiment:
+    method = ELF(proxy=0.5, proxy_epochs=1, prune_step=1.0, depths=(1, 3), table=str(path / "table.safetensors"))
+    return made(method, {"capacities": [1.0]}, **more)
+
+
+def test_a_table_is_refused_for_another_network_of_equal_shapes(tmp_path: Path) -> None:
+    _ = tabled(tmp_path).table
+    other = network(normalised=False)
+    other[0][2] = nn.Tanh()
+    with pytest.raises(ConfigError, match="made for another experiment: model differ"):
+        _ = tabled(tmp_path, model=other).table
+    shifted = network(normalised=False)
+    with torch.no_grad():
+        shifted[4].weight += 0.01
+    with pytest.raises(ConfigError, match="made for another experiment: start differ"):
+        _ = tabled(tmp_path, model=shifted).table
+    assert tabled(tmp_path, training={"batch_size": 16, "learning_rate": 0.05, "local_epochs": 7}).table is not None
+
+
+def test_two_networks_of_equal_shapes_have_different_structures_if_they_compute_different_things() -> None:
+    class Net(nn.Module):
+        def __init__(self, slope: float) -> None:
+            super().__init__()
+            self.layer, self.slope = nn.Linear(3, 3), slope
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.leaky_relu(self.layer(x), self.slope)
+
+    x = torch.zeros(2, 3)
+    assert structure(Net(0.1), x) == structure(Net(0.1), x)
+    assert structure(Net(0.1), x) != structure(Net(0.2), x)
+
+
+def test_a_finished_table_is_taken_to_a_fleet_where_the_data_is_not(tmp_path: Path) -> None:
+    method = {"name": "elf", "proxy": 0.2, "proxy_epochs": 1, "prune_step": 1.0, "table": "t.safetensors"}
+    tables: dict[str, Any] = {
+        "model": {"name": "elf-cnn", "options": {"blocks": 2}},
+        "devices": {"groups": [{"name": "shallow", "depth": 1}, {"name": "deep", "depth": 2}]},
+        "method": method,
+    }
+    here = {"data": {"name": "digits", "clients": 4, "normalize": False}}
+    made_here = Experiment.from_config(configs.from_dict(tables | here, folder=tmp_path)).table
+    assert made_here is not None
+    there = tables | {"data": {"name": "devices"}, "task": {"classes": 10}}
+    there["model"] = tables["model"] | {"input": [1, 8, 8]}
+    fleet = Experiment.from_config(configs.from_dict(there, folder=tmp_path))
+    table = fleet.table
+    assert table is not None
+    assert [entry.accuracy for entry in table.entries] == [entry.accuracy for entry in made_here.entries]
+    assert [size.mask for size in fleet.sizes] == [0.5, 0.5]
+    normalised = {"data": {"name": "digits", "clients": 4}}
+    (tmp_path / "t.safetensors").unlink()
+    _ = Experiment.from_config(configs.from_dict(tables | normalised, folder=tmp_path)).table
+    with pytest.raises(ConfigError, match=r"model differ.*data\.normalize = false"):
+        _ = Experiment.from_config(configs.from_dict(there, folder=tmp_path)).table
+
+
+def test_one_mask_cut_by_depth_is_the_same_mask_in_every_depth() -> None:
+    method = ELF(proxy=0.5, proxy_epochs=1, masks="one", prune_step=1.0, widths=(0.5, 1.0), depths=(1, 3))
+    experiment = made(method, {"capacities": [1.0]})
+    table = experiment.table
+    assert table is not None
+    bits = {(e.size.depth, e.size.width): dict(e.masks) for e in table.entries}
+    assert set(bits) == {(1, 0.5), (1, 1.0), (3, 0.5), (3, 1.0)}
+    shallow, deep = bits[1, 1.0], bits[3, 1.0]
+    assert set(shallow) < set(deep)
+    assert all(torch.equal(own, deep[name]) for name, own in shallow.items())
+    name = "2.0.0.weight"
+    whole = np.unpackbits(deep[name].numpy(), count=8 * 8 * 9).reshape(8, 8, 3, 3)
+    half = np.unpackbits(bits[3, 0.5][name].numpy(), count=4 * 4 * 9).reshape(4, 4, 3, 3)
+    assert (half == whole[:4, :4]).all()
+    kept = sum(int(np.unpackbits(own.numpy()).sum()) for own in deep.values())
+    shapes = {n: t.numel() for n, t in experiment.context.start().items() if t.dim() > 1}
+    assert kept == sum(shapes.values()) - round(0.5 * sum(shapes.values()))
+    check_method(ELF(proxy=0.0, sparsities=[0.0], masks="one"), network(), (0.4, 1.0), whole_runs=False)
+
+
+def test_pruning_takes_several_steps_by_default_and_only_what_was_asked_for_is_in_the_table() -> None:
+    """Oracle: 0.5 ** (1 / 4) of the weights are left after each of four steps, which prune a fifth at most."""
+    seen: list[int] = []
+
+    @dataclass(frozen=True)
+    class Watched(ELF):
+        def build(self, context: Any, sub_model: Any) -> nn.Module:
+            if sub_model.ticket["task"] == "train":
+                seen.append(sum(t.numel() for n, t in sub_model.tensors.items() if n.startswith("values/")))
+            return super().build(context, sub_model)
+
+    experiment = made(Watched(proxy=0.5, proxy_epochs=1, depths=(3,)), {"capacities": [1.0]})
+    table = experiment.method.tabulate(experiment.context_for(()))
+    assert [entry.size.mask for entry in table.entries] == [0.5]
+    weights = sum(t.numel() for t in experiment.context_for(()).start().values() if t.dim() > 1)
+    assert seen == [0, *(pytest.approx(weights * 0.5 ** (step / 4), abs=1) for step in (1, 2, 3, 4))]
+
+
+def test_a_group_may_ask_for_a_sparsity() -> None:
+    groups = [{"name": "sparse", "sparsity": 0.9}, {"name": "deep", "depth": 3, "sparsity": 0.5}]
+    method = ELF(proxy=0.5, proxy_epochs=1, prune_step=1.0, sparsities=(0.5, 0.9), depths=(1, 3))
+    experiment = made(method, {"groups": groups})
+    assert experiment.size_of_group["sparse"].mask == 0.9
+    deep = experiment.size_of_group["deep"]
+    assert (deep.depth, deep.mask) == (3, 0.5)
+    with pytest.raises(ConfigError, match=r"'sparse' has sparsity = 0\.9, which elf cannot train; it trains .* 0\.5"):
+        _ = made(replace(method, sparsities=(0.5,)), {"groups": groups}).sizes
+    with pytest.raises(ConfigError, match=r"'sparse' has sparsity = 0\.9, which heterofl cannot train; it masks no"):
+        _ = made(HeteroFL(), {"groups": groups[:1]}).sizes
+
+
+def test_the_proxy_is_its_share_of_the_data_in_use_and_few_samples_are_told(tmp_path: Path) -> None:
+    method = ELF(proxy=0.5, proxy_epochs=1, prune_step=1.0, depths=(1, 3))
+    experiment = made(method, {"capacities": [1.0]}, partition={"fraction": 0.5})
+    proxy = experiment.context.proxy
+    assert proxy is not None
+    share = proxy.share(0.5)
+    drawn = {tuple(sample.flatten().tolist()) for sample in share.train.batch(torch.arange(len(share.train)))[0]}
+    used = [experiment.shares.share(client).train for client in range(6)]
+    inside = {tuple(s.flatten().tolist()) for part in used for s in part.batch(torch.arange(len(part)))[0]}
+    assert drawn <= inside
+    assert (len(share.train), len(share.held_out)) == (48, 12)  # 240 / 2 / 2, a fifth of it held out
+    assert any("comes from 12 samples, after training on 48" in notice for notice in experiment.notices())
+
+
+def test_finished_networks_are_judged_with_the_statistics_of_the_proxy_data() -> None:
+    """Oracle: torch's own running statistics over the same data, with momentum None, in a network without masks."""
+    method = ELF(proxy=0.5, proxy_epochs=1, sparsities=(0.0,), depths=(1, 3))
+    experiment = made(method, {"capacities": [1.0]}, normalised=True)
+    context = experiment.context_for(())
+    assert context.tricks.batch_norm == "calibrated"
+    proxy = context.proxy
+    assert proxy is not None
+    share = proxy.share(0.5)
+    message = method.extract(
+        replace(context, sizes=(Size(1.0, depth=3),)),
+        ELFState(dict(context.start()), {}),
+        Client(0, 0, Size(1.0, depth=3), 0, len(share.train), 0),
+    )
+    message = replace(message, ticket=message.ticket | {"task": "calibrate"})
+    found = proxy.calibrated(context.for_client(), method, message, share).tensors
+    first = network()[0]
+    x = share.train.batch(torch.arange(len(share.train)))[0].float() / 255
+    expected = first[0](x).mean((0, 2, 3))
+    torch.testing.assert_close(found["statistics/0.mean"], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_depth_and_width_and_mask_stand_in_one_table() -> None:
     method = ELF(proxy=0.5, proxy_epochs=1, sparsities=(0.0, 0.5), widths=(0.5, 1.0))
     experiment = made(method, {"groups": [{"name": "camera", "budget": {"parameters": 700}}]})
@@ -289,6 +434,8 @@ def test_budgets_that_change_every_round_change_what_a_client_trains() -> None:
 def test_options_that_make_no_sense_are_refused_together() -> None:
     with pytest.raises(MethodError, match=r"(?s)sparsities.*proxy = 2.*average = 'some'"):
         ELF(sparsities=(0.5, 0.2), average="some", proxy=2)  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match="fill = 'identity' with average = 'holders', which fills nothing in"):
+        ELF(average="holders", fill="identity")
     with pytest.raises(MethodError, match="nothing to prune with"):
         ELF(proxy=0.0)
     with pytest.raises(MethodError, match="no blocks that can be removed"):

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from anysize.elastic.sparsity import Masks, iterative_pruning, pack, prune, put_values, take_values, unpack
+from anysize.elastic.sparsity import (
+    Masks,
+    iterative_pruning,
+    pack,
+    prune,
+    pruning_steps,
+    put_values,
+    take_values,
+    unpack,
+)
 from anysize.errors import ModelError
 
 
@@ -77,3 +86,19 @@ def test_bytes_that_do_not_fit_are_refused() -> None:
         put_values(torch.ones(3), bits, (3,))
     with pytest.raises(ModelError, match="sparsity of 1"):
         prune(weights(), {}, 1.0)
+
+
+@pytest.mark.parametrize("at_once", [0.05, 0.2, 0.5])
+def test_steps_reach_every_sparsity_and_none_prunes_more_than_allowed(at_once: float) -> None:
+    steps = pruning_steps([0.36, 0.5, 0.9], at_once)
+    assert {0.36, 0.5, 0.9} <= set(steps)
+    left = np.array([1.0, *(1 - np.array(steps))])
+    pruned = 1 - left[1:] / left[:-1]
+    assert (pruned > 0).all()
+    assert (pruned <= at_once + 1e-9).all()
+    assert len(steps) < 3 + np.log(0.1) / np.log(1 - at_once)  # no more than are needed
+
+
+def test_two_fifths_of_two_steps_are_two_steps() -> None:
+    """Oracle: 1 - 0.8 * 0.8 = 0.36 by hand; rounding must not add a third step."""
+    assert pruning_steps([0.36], 0.2) == pytest.approx([0.2, 0.36])

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from anysize.config.table import PROBLEMS, Table, raise_problems
 from anysize.config.values import (
     UNITS,
+    BelowOne,
     Count,
     Name,
     Part,
@@ -82,6 +83,8 @@ class GroupConfig(Table):
     """What the device can afford, in units, in place of a capacity."""
     depth: Count | None = None
     """How many blocks of every stage the device trains, in place of a capacity or beside a budget."""
+    sparsity: BelowOne | None = None
+    """The fraction of its weights that a mask sets to zero, in place of a capacity or beside a budget or a depth."""
     macs_per_second: Positive | None = None
     """Compute speed, for virtual time."""
     bytes_per_second: Positive | None = None
@@ -95,9 +98,10 @@ class GroupConfig(Table):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.capacity is None) == (self.budget is None and self.depth is None):
+        if (self.capacity is None) == (self.budget is None and self.depth is None and self.sparsity is None):
             raise ValueError(
-                "must have a capacity or a budget, one of the two; a depth goes in place of either, or with a budget"
+                "must have a capacity or a budget, one of the two; a depth or a sparsity goes in place of either, or "
+                "with a budget"
             )
         if self.clients is not None and self.fraction is not None:
             raise ValueError("must have clients (a count) or fraction, not both")

@@ -297,6 +297,7 @@ def _named_kind(group: GroupConfig, defaults: Mapping[str, Any]) -> DeviceGroup:
         capacity=group.capacity,
         budget=None if group.budget is None else Budget(**group.budget.model_dump()),
         depth=group.depth,
+        sparsity=group.sparsity,
         **{**defaults, **given},
     )
 
@@ -316,15 +317,18 @@ def _speeds(config: DevicesConfig, place: int) -> dict[str, Any]:
 def _by_size(kinds: Sequence[DeviceGroup], places: Sequence[int]) -> Any:
     """A sorting key by capacity, or by budgets in the same units; as listed where sizes do not compare."""
     sizes: dict[int, tuple[float, ...]] = {place: (float(place),) for place in places}
-    units = {(*(kind.budget.limits() if kind.budget else ()), kind.depth is None) for kind in kinds}
+    units = {
+        (*(kind.budget.limits() if kind.budget else ()), kind.depth is None, kind.sparsity is None) for kind in kinds
+    }
     if len(units) == 1:
         sizes = {place: _size(kind) for place, kind in zip(places, kinds)}
     return lambda place: (sizes[place], place)
 
 
 def _size(kind: DeviceGroup) -> tuple[float, ...]:
-    """A group's depth or capacity, and its budget's limits."""
-    return (float(kind.depth or kind.capacity or 0), *(kind.budget.limits().values() if kind.budget else ()))
+    """A group's depth or capacity, how many weights its sparsity leaves, and its budget's limits."""
+    limits = kind.budget.limits().values() if kind.budget else ()
+    return (float(kind.depth or kind.capacity or 0), 1 - (kind.sparsity or 0.0), *limits)
 
 
 def _assigned(

@@ -22,6 +22,7 @@ class DeviceGroup:
         bytes_per_second_down: Bandwidth from the server, or None if unknown.
         bytes_per_second_up: Bandwidth to the server, or None if unknown.
         available: Probability that such a device can take part in a round.
+        sparsity: Which fraction of its weights is masked, or None where that is not given.
         clients: How many clients are of this kind (where kinds are redrawn: on average, rounded).
 
     >>> DeviceGroup(name="0.5", label="0.5", capacity=0.5).available
@@ -38,6 +39,7 @@ class DeviceGroup:
     available: float = 1.0
     clients: int = 0
     depth: int | None = None
+    sparsity: float | None = None
 
 
 def round_seconds(group: DeviceGroup, macs: float, bytes_down: float, bytes_up: float) -> float | None:

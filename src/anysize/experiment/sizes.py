@@ -57,9 +57,10 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
         if group.capacity is not None and unit == "width":
             solved[group.name] = sized(method, context, group.capacity)
             continue
-        capacity = (group.capacity or 1.0) if group.depth is None else None
+        whole = group.depth is None and group.sparsity is None
+        capacity = (group.capacity or 1.0) if whole else None
         budget = as_budget(capacity, group.budget, unit, lambda: units(Size(1.0)))
-        choices = [size for size in choices_of(method, context) if group.depth in (None, size.depth)]
+        choices = [size for size in choices_of(method, context) if _asked(group, size)]
         problem = _no_choice(setup, table, group, budget, choices)
         size = None if problem else best(choices, budget, units)
         if size is None:
@@ -81,9 +82,7 @@ def _no_choice(
     name = setup.config.method.name
     if not choices:
         every = choices_of(setup.method, setup.context_for((), table))
-        depths = sorted({size.depth for size in every if size.depth is not None})
-        known = f"it trains depths {', '.join(map(str, depths))}" if depths else "it does not change the depth"
-        return f"devices: group '{group.name}' has depth = {group.depth}, which {name} cannot train; {known}"
+        return f"devices: group '{group.name}' {_unknown_kind(name, every, group)}"
     timed = table is not None and all("latency_ms" in entry.cost for entry in table.entries)
     if budget is not None and budget.latency_ms is not None and not timed:
         return (
@@ -91,6 +90,22 @@ def _no_choice(
             "table (elf) and kept in its file; name the file in method.table"
         )
     return None
+
+
+def _asked(group: DeviceGroup, size: Size) -> bool:
+    """Whether a size has the depth and the sparsity that a group asks for."""
+    return group.depth in (None, size.depth) and group.sparsity in (None, size.mask)
+
+
+def _unknown_kind(name: str, every: Sequence[Size], group: DeviceGroup) -> str:
+    """Why a method trains no size of the depth and the sparsity that a group asks for."""
+    depths = sorted({size.depth for size in every if size.depth is not None})
+    if group.depth is not None and group.depth not in depths:
+        known = f"it trains depths {', '.join(map(str, depths))}" if depths else "it does not change the depth"
+        return f"has depth = {group.depth}, which {name} cannot train; {known}"
+    masks = ", ".join(f"{mask:g}" for mask in sorted({size.mask for size in every}))
+    known = "it masks no weights" if masks == "0" else f"it trains sparsities {masks}; add it to method.sparsities"
+    return f"has sparsity = {group.sparsity:g}, which {name} cannot train; {known}"
 
 
 def _labelled(size: Size, group: DeviceGroup) -> Size:
