@@ -12,22 +12,20 @@ from anysize.tasks import Sums, Task
 
 @dataclass(frozen=True)
 class Absolute(Task):
-    """Mean absolute error, times a factor."""
-
-    factor: float = 1.0
+    """Mean absolute error."""
 
     metric = "mae"
     higher_is_better = False
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.factor * (output - target).abs().mean()
+        return (output - target).abs().mean()
 
     def sums(self, output: Tensor, target: Tensor) -> Sums:
         return {"count": float(target.numel()), "absolute": float((output - target).abs().sum())}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         mae = sums["absolute"] / sums["count"]
-        return {"mae": mae, "loss": self.factor * mae}
+        return {"mae": mae, "loss": mae}
 
 
 number = 3

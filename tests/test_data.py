@@ -654,7 +654,7 @@ def test_mnist_splits_by_its_writers():
     assert (len(shares), sum(sizes)) == (539, 60_000)
     # Every writer wrote digits of many classes: none is a placeholder for unknown ones.
     assert max(sizes) < 140
-    assert len(shares.classes_of(0)) == 10
+    assert len(shares.share(0).train.labels().unique()) == 10
 
 
 @needs_files

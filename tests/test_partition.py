@@ -66,15 +66,6 @@ def test_the_same_seed_gives_the_same_shares_in_any_order_and_another_seed_other
     assert forward != [(ids(other.share(c).train), ids(other.share(c).held_out)) for c in range(20)]
 
 
-@pytest.mark.parametrize("name, options", ALL_SPLITS)
-def test_classes_of_a_client_are_those_of_its_training_samples(name, options):
-    data = make_data()
-    shares = split(data, 20, name, validation=0.3, **options)
-    counts = histogram(shares, data)
-    for client in range(20):
-        assert shares.classes_of(client).tolist() == np.flatnonzero(counts[client]).tolist()
-
-
 def test_iid_shares_use_every_sample_and_differ_by_at_most_one():
     shares = split(make_data(1003), 20)
     sizes = [shares.samples(client) for client in range(20)]
@@ -274,11 +265,6 @@ def test_a_fraction_uses_only_that_part_of_the_data(name, options):
     shares = split(make_data(2000), 20, name, fraction=0.25, **options)
     used = sum(shares.samples(client) for client in range(20))
     assert 0.8 * 500 <= used <= 500  # equal shares of unequal classes leave some over
-
-
-def test_labels_that_are_no_classes_have_no_class_set():
-    shares = split(Data(train=(np.zeros((4, 1)), [0.5, 1.0, 2.0, 3.0])), 2)
-    assert shares.classes_of(0).tolist() == []
 
 
 def test_shares_of_devices_are_loaded_only_when_drawn():

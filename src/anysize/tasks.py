@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -172,7 +172,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+def task(name: str) -> Task:
     """The task of that name, or a user's by "module:Class".
 
     >>> task("classification").metric
@@ -180,7 +180,7 @@ def task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """
     kind = TASKS[name] if name in TASKS else by_name(name, "task", TASKS)
     try:
-        made = kind(**(options or {}))
+        made = kind()
     except TypeError as error:
         raise ConfigError(f"task '{name}': {error}") from None
     if not isinstance(made, Task):

@@ -1,6 +1,6 @@
 """Data sets by name, and their division among clients."""
 
-from anysize.data.augment import augment, augmentations
+from anysize.data.augment import augment
 from anysize.data.partition import SPLITS, DeviceShares, RemoteShares, Shares, split
 from anysize.data.parts import (
     Data,
@@ -29,7 +29,6 @@ __all__ = [
     "SubsetPart",
     "TensorPart",
     "augment",
-    "augmentations",
     "channel_statistics",
     "datasets",
     "defaults",

@@ -19,7 +19,7 @@ def augment(x: Tensor, names: Sequence[str], generator: torch.Generator) -> Tens
 
     Args:
         x: (N, C, H, W), floating point.
-        names: from `augmentations()`: "crop" shifts each image by up to 4 pixels, "flip" mirrors half of them.
+        names: "crop" shifts each image by up to 4 pixels, "flip" mirrors half of them.
         generator: the source of randomness; a CPU generator, whatever the device of `x`.
 
     >>> from anysize.rng import generator
@@ -37,15 +37,6 @@ def augment(x: Tensor, names: Sequence[str], generator: torch.Generator) -> Tens
     for name in names:
         x = _CHANGES[name](x, generator)
     return x
-
-
-def augmentations() -> list[tuple[str, str]]:
-    """Every augmentation's name, and one line on it.
-
-    >>> [name for name, _ in augmentations()]
-    ['crop', 'flip']
-    """
-    return [(name, (change.__doc__ or "").splitlines()[0]) for name, change in sorted(_CHANGES.items())]
 
 
 def _crop(x: Tensor, generator: torch.Generator) -> Tensor:

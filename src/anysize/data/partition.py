@@ -38,8 +38,8 @@ class Shares(ABC):
     """Each client's data, made only when the client is drawn.
 
     >>> shares = split(Data(train=(np.zeros((10, 2)), [0, 1] * 5)), clients=5)
-    >>> len(shares), shares.samples(0), shares.classes_of(0).tolist()
-    (5, 2, [0, 1])
+    >>> len(shares), shares.samples(0)
+    (5, 2)
     """
 
     @abstractmethod
@@ -62,11 +62,6 @@ class Shares(ABC):
     def used(self) -> Tensor:
         """The numbers of the samples that any client has, sorted; an error where there is no one data set."""
         raise DataError("every device has data of its own, so that no data set is in use")
-
-    def classes_of(self, client: int) -> Tensor:
-        """The classes in a client's training samples, sorted; empty if labels are not classes."""
-        labels = self.share(client).train.labels()
-        return classes_in(labels) if has_classes(labels) else torch.empty(0, dtype=torch.int64)
 
 
 class PartitionedShares(Shares):
@@ -138,9 +133,9 @@ class PartitionedShares(Shares):
 class DeviceShares(Shares):
     """Shares that devices load: `loader(device)` returns one, and is called only for devices that are drawn.
 
-    >>> shares = DeviceShares(lambda device: Share(train=([[float(device)]], [0])), clients=3)
-    >>> shares.share(2).train.batch(torch.tensor([0]))[0].tolist()
-    [[2.0]]
+    >>> shares = DeviceShares(lambda device: Share(train=([[0.0]], [device])), clients=3)
+    >>> shares.share(2).train.labels().tolist()
+    [2]
     """
 
     def __init__(self, loader: Callable[[int], Share], clients: int) -> None:
@@ -233,7 +228,7 @@ def split(
 
     >>> data = Data(train=(np.zeros((60, 2)), np.arange(60) % 6))
     >>> shares = split(data, 10, "classes", classes_per_client=2, seed=1)
-    >>> [len(shares.classes_of(client)) for client in range(10)] == [2] * 10
+    >>> [len(shares.share(client).train.labels().unique()) for client in range(10)] == [2] * 10
     True
     """
     problems = _setting_problems(data, clients, split, classes_per_client, alpha, validation, fraction)

@@ -43,7 +43,7 @@ class Fleet:
         names: Of real devices, what each client that ever came is called.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
-    >>> fleet.counts()
+    >>> {group.name: group.clients for group in fleet.groups}
     {'0.25': 2, '0.5': 2, '0.75': 2, '1.0': 2}
     >>> len(fleet.participants(round=5))
     3
@@ -61,10 +61,6 @@ class Fleet:
     present: frozenset[int] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-
-    def counts(self) -> dict[str, int]:
-        """The number of clients of each group, by the group's name."""
-        return {group.name: group.clients for group in self.groups}
 
     def shuffled(self, round: int, purpose: str) -> Iterator[int]:
         """The clients in an order drawn anew for every round and purpose.

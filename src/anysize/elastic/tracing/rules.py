@@ -389,7 +389,7 @@ def _convolution(tracer: Tracer, call: Call) -> None:
         out = made
     else:
         lanes = GroupedLanes(given, rows, columns, groups, transposed, labels.neutral)
-        out = _grouped_convolution(tracer, lanes, int(weight.shape[0]), int(weight.shape[1]))
+        out = _grouped_convolution(tracer, lanes, int(weight.shape[1]))
     depthwise = groups > 1 and given is not None and groups == source.shape[1]
     if out is not None and stored.static and not depthwise:
         tracer.produce([out])
@@ -412,7 +412,7 @@ class GroupedLanes:
     loose: bool
 
 
-def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, rows: int, columns: int) -> Tensor | None:
+def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, columns: int) -> Tensor | None:
     """The labels of the output channels; either whole convolution groups are elastic, or channels within every one."""
     groups, given = lanes.groups, lanes.given
     grid = given.reshape(groups, -1) if given is not None else None

@@ -270,7 +270,7 @@ class Processes(Engine):
                 f"{_ATTEMPTS} workers ended with code {code} over {task.name}; is there enough memory? "
                 'engine.name = "inprocess" shows its error'
             )
-        self._pool.replace(worker.process)
+        self._pool.replace()
         fresh = self._briefed(1)[0]
         worker.process, worker.connection, worker.task = fresh.process, fresh.connection, None
         flow.again.append(task)

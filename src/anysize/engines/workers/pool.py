@@ -99,7 +99,7 @@ class WorkerPool:
                 continue  # it has ended since; if it is one of ours, the next look will show it
         raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
 
-    def replace(self, ended: Process) -> None:
+    def replace(self) -> None:
         """Starts a worker in the place of one that has ended."""
         self._members -= 1
         self._start()
