@@ -328,8 +328,8 @@ def test_elastic_tells_axes_of_groups_that_can_be_narrowed_from_the_rest() -> No
 
 def test_keep_keeps_the_whole_group_and_says_so() -> None:
     axes = traced("residual", keep=["stem"])
-    assert axes.group("stem").frozen
-    assert not axes.group("first").frozen
+    assert axes.group("stem").fixed
+    assert not axes.group("first").fixed
     assert "stem: 8 units, kept whole" in str(axes)
     assert axes.kept(0.25).count("stem") == 8
     with pytest.raises(ModelError, match="kept whole by keep"):
@@ -340,9 +340,9 @@ def test_keep_matches_ends_of_dotted_names_and_patterns() -> None:
     nested = nn.Sequential()
     module, example = TOPOLOGIES["residual"]()
     nested.add_module("network", module)
-    assert trace(nested, example, keep=["stem"]).group("network.stem").frozen
-    assert trace(nested, example, keep=["f*st"]).group("network.first").frozen
-    assert trace(nested, example, keep=["network.first.weight"]).group("network.first").frozen
+    assert trace(nested, example, keep=["stem"]).group("network.stem").fixed
+    assert trace(nested, example, keep=["f*st"]).group("network.first").fixed
+    assert trace(nested, example, keep=["network.first.weight"]).group("network.first").fixed
 
 
 def test_keep_of_an_unknown_name_suggests_the_nearest() -> None:
@@ -367,7 +367,7 @@ def test_an_operation_without_a_rule_is_refused_by_name_place_and_way_out() -> N
     with pytest.raises(ModelError, match=r"linalg_qr.* at 1 \(.*test_axes.py:\d+\).*keep="):
         trace(module, torch.zeros(6, 4))
     axes = trace(module, torch.zeros(6, 4), keep=["into"])
-    assert {group.name: group.frozen for group in axes.groups} == {"0": False, "1.into": True}
+    assert {group.name: group.fixed for group in axes.groups} == {"0": False, "1.into": True}
 
 
 def test_writing_units_into_a_part_of_a_plain_tensor_is_refused() -> None:

@@ -277,8 +277,8 @@ def test_sizes_written_as_numbers_are_refused_with_line_and_way_out(way: str) ->
     assert torch.equal(narrow(module, axes, 1.0)(example), module(example))
     with pytest.raises(ModelError, match=r"0(\.part)? \(.*test_slicing.py:\d+\).*keep="):
         narrow(module, axes, 0.25)
-    frozen = trace(module, example, keep=["stem"])
-    assert narrow(module, frozen, 0.25)(example).shape == (2, 3)
+    kept = trace(module, example, keep=["stem"])
+    assert narrow(module, kept, 0.25)(example).shape == (2, 3)
 
 
 def test_a_constant_stride_that_still_fits_but_reads_other_units_is_refused() -> None:

@@ -73,9 +73,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """A width group: units that live on the same axes, named after the layer that first produces them.
+    """A width group: units that live on the same axes and are narrowed together.
 
-    >>> print(Group("conv", 2, (Member("conv.weight", 0, (0, 1)),), frozen=True))
+    Attributes:
+        name: the layer that first produces the units.
+        size: how many units there are.
+        members: the axes that the units live on.
+        fixed: whether `keep` excludes the group from narrowing.
+
+    >>> print(Group("conv", 2, (Member("conv.weight", 0, (0, 1)),), fixed=True))
     conv: 2 units, kept whole
       conv.weight axis 0
     """
@@ -83,11 +89,11 @@ class Group:
     name: str
     size: int
     members: tuple[Member, ...]
-    frozen: bool = False
+    fixed: bool = False
 
     def __str__(self) -> str:
         units = f"{self.size} unit" if self.size == 1 else f"{self.size} units"
-        head = f"{self.name}: {units}" + (", kept whole" if self.frozen else "")
+        head = f"{self.name}: {units}" + (", kept whole" if self.fixed else "")
         return "\n".join([head, *(f"  {member}" for member in self.members)])
 
 
@@ -211,7 +217,7 @@ class Axes:
         if isinstance(width, Kept):
             return width
         if not isinstance(width, Mapping):
-            return Kept(tuple((g.name, g.size if g.frozen else _count(g, float(width))) for g in self.groups))
+            return Kept(tuple((g.name, g.size if g.fixed else _count(g, float(width))) for g in self.groups))
         problems = [unknown("width group", name, self._by_name) for name in width if name not in self._by_name]
         chosen: list[tuple[str, int | tuple[int, ...]]] = []
         for group in self.groups:
@@ -264,8 +270,8 @@ class Axes:
         atoms = self.found.atoms[name][axis]
         if atoms is None:
             return False
-        frozen = torch.tensor([*(group.frozen for group in self.groups), True])
-        return not bool(frozen[self.found.group[atoms]].any())
+        fixed = torch.tensor([*(group.fixed for group in self.groups), True])
+        return not bool(fixed[self.found.group[atoms]].any())
 
     def alive(self, kept: Kept) -> Tensor:
         """For every atom, whether it stays; (atoms,) bool."""
@@ -356,7 +362,7 @@ def _chosen(group: Group, width: float | int | Sequence[int]) -> int | tuple[int
             f"cannot keep {width} of group '{group.name}': give a fraction in (0, 1], a count from 1 to "
             f"{group.size}, or distinct indices below {group.size}"
         )
-    if group.frozen and kept != group.size:
+    if group.fixed and kept != group.size:
         raise ModelError(f"group '{group.name}' is kept whole by keep=, so all of it stays; given {width}")
     return kept
 
@@ -430,8 +436,8 @@ def trace(
     for name in ran.unused:
         for row in ran.atoms[name]:
             classes.pin(row) if row is not None else None
-    frozen = _kept_roots(ran.tracer, ran.atoms, matched)
-    return _assemble(module, ran, inputs, head, frozen, heads, dict(attributes or {}))
+    fixed = _kept_roots(ran.tracer, ran.atoms, matched)
+    return _assemble(module, ran, inputs, head, fixed, heads, dict(attributes or {}))
 
 
 def _paths(name: str) -> list[str]:
@@ -491,7 +497,7 @@ def _assemble(
     ran: Run,
     example: tuple[Tensor, ...],
     head: Mapping[str, int],
-    frozen: np.ndarray[Any, np.dtype[np.int64]],
+    fixed: np.ndarray[Any, np.dtype[np.int64]],
     heads: Heads,
     overrides: Mapping[str, str],
 ) -> Axes:
@@ -515,7 +521,7 @@ def _assemble(
         first = {int(root): place for place, root in reversed(list(enumerate(row.tolist())))}
         members = np.array(sorted(members.tolist(), key=lambda root: first[root]))
         unit[members] = np.arange(len(members))
-        drafts.append((_layer(main[0]), len(roots), bool(np.isin(members, frozen).any())))
+        drafts.append((_layer(main[0]), len(roots), bool(np.isin(members, fixed).any())))
     group, unit = group[classes.parent], unit[classes.parent]
     names = _unique([name for name, _, _ in drafts])
     groups = tuple(

@@ -19,7 +19,7 @@ def inspect(experiment: Experiment) -> Json:
         {
             "name": group.name,
             "size": group.size,
-            "kept_whole": group.frozen,
+            "kept_whole": group.fixed,
             "members": [{"name": member.name, "axis": member.axis} for member in group.members],
         }
         for group in axes.groups

@@ -378,7 +378,7 @@ def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, 
 def unscaled_names(context: Context) -> list[str]:
     """Tensors of layers that no width changes."""
     # Membership, not `elastic`: an axis changes even if only a part of it does (a concatenation).
-    members = (member for group in context.axes.groups if not group.frozen for member in group.members)
+    members = (member for group in context.axes.groups if not group.fixed for member in group.members)
     scaled = {member.name.rpartition(".")[0] for member in members}
     return [name for name in context.axes.shapes if name.rpartition(".")[0] not in scaled]
 

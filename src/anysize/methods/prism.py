@@ -321,7 +321,7 @@ def drawn_channels(context: Context, kept: Kept, random: torch.Generator) -> Kep
     """As many units of each width group as `kept` has, drawn without replacement."""
     chosen = {}
     for group in context.axes.groups:
-        if not group.frozen:
+        if not group.fixed:
             order = torch.randperm(group.size, generator=random)
             chosen[group.name] = order[: kept.count(group.name)].sort().values.tolist()
     return context.axes.kept(chosen)
