@@ -473,3 +473,18 @@ def test_the_command_line_writes_a_bundle(
         assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", path, *more)[0] == 2
     assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", tmp_path / "net.zip")[0] == 2
     assert small.call(monkeypatch, capsys, "customize", directory)[0] == 2
+
+
+# Bundles from before --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["heterofl", "flanc", "splitmix"])
+def test_a_bundle_that_an_earlier_version_wrote_gives_the_outputs_that_it_gave_then(method: str) -> None:
+    """Commit 4de8ceb wrote the bundles and the outputs, before the code was laid out in rooms."""
+    folder = Path(__file__).parent / "fixtures" / "bundles"
+    recorded = json.loads((folder / "outputs.json").read_text())[method]
+    x = torch.arange(2 * 64).reshape(2, 1, 8, 8) % 17 / 16
+    bundle = folder / f"{method}.anysize"
+    assert list(recorded) == ["0.25", "0.5", "1.0"]
+    for label, expected in recorded.items():
+        torch.testing.assert_close(runtime.load(bundle, label)(x), torch.tensor(expected), rtol=0, atol=1e-5)
