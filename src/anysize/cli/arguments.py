@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anysize.errors import UsageError
+from anysize.errors import ConfigError, UsageError, unknown
 
 if TYPE_CHECKING:
     from anysize.devices.budget import Budget
@@ -45,7 +45,6 @@ def whole_number(option: str, text: str) -> int:
 
 def budget_of(pairs: Sequence[str]) -> Budget:
     from anysize.devices.budget import Budget
-    from anysize.errors import ConfigError, unknown
 
     amounts: dict[str, float] = {}
     for pair in pairs:

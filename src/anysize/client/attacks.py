@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,8 +105,6 @@ def strongest(module: nn.Module, x: Tensor, y: Tensor, attack: Attack, classes: 
     """
     if (missing := needs('attack "auto"', "attacks", "art")) is not None:
         raise ConfigError(missing)
-    import numpy as np
-
     changed = x.clone()
     state = np.random.get_state()  # the toolbox draws from the global generator
     np.random.seed(seed % (1 << 32))

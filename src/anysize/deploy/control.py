@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anysize.config.extras import needs
+from anysize.deploy.folder import Address
 from anysize.errors import AnysizeError, ConfigError
 
 if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
@@ -36,14 +36,6 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 FINISHED, COMPLETED = "finished", "completed"
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a SuperLink is, and the certificate of the authority that signed its own; None for no TLS."""
-
-    place: str
-    authority: Path | None
 
 
 class Control:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, RecordDict
 
@@ -21,12 +21,10 @@ from anysize.devices.fleet import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.errors import AnysizeError
+from anysize.experiment.experiment import Experiment
 from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
 from anysize.wire import Json, dump, load
-
-if TYPE_CHECKING:
-    from anysize.experiment.experiment import Experiment
 
 _POLL_SECONDS = 0.1
 _SLOWEST_POLL_SECONDS = 1.0

@@ -21,17 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from anysize import config as configs
 from anysize.config import toml as config_toml
 from anysize.config.tables import ExperimentConfig
+from anysize.deploy.certificates import authority, device_key, server_certificate, write_private, wrong_hosts
 from anysize.devices.fleet import open_fleet
 from anysize.errors import ConfigError
 from anysize.wire import Json
-
-if TYPE_CHECKING:
-    from anysize.deploy.control import Address
 
 EXPERIMENT, FLEET, README = "experiment.toml", "fleet.toml", "README.md"
 CERTIFICATES, DEVICES, APP, FLOWER, SYSTEMD = "certificates", "devices", "app", "flower", "systemd"
@@ -43,6 +40,14 @@ NAME = "fleet"
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825  # some clients refuse server certificates that are good for longer
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a SuperLink is, and the certificate of the authority that signed its own; None for no TLS."""
+
+    place: str
+    authority: Path | None
 
 
 @dataclass(frozen=True)
@@ -133,10 +138,8 @@ def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
 
     So a second call with more devices adds those; nothing that a device already has stops working.
     """
-    from anysize.deploy import certificates as made
-
     wrong = [f"device name {name!r}: requests, digits, - _ . only" for name in plan.devices if not _is_name(name)]
-    wrong += [f"host {host!r}: a name or an address without port and prefix" for host in made.wrong_hosts(plan.hosts)]
+    wrong += [f"host {host!r}: a name or an address without port and prefix" for host in wrong_hosts(plan.hosts)]
     wrong += [] if 0 < plan.port < 65536 else [f"port {plan.port}: must be between 1 and 65535"]
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -169,8 +172,6 @@ def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
 
 def add_devices(home: Path, plan: Plan) -> None:
     """Writes the folder of each device: its file, its key, the authority's certificate, the experiment."""
-    from anysize.deploy.certificates import device_key, write_private
-
     for name, can in plan.devices.items():
         folder = home / DEVICES / name
         if (folder / KEY).exists():
@@ -211,8 +212,6 @@ def device_keys(home: Path) -> dict[str, Path]:
 
 def address(home: Path, port: int, insecure: bool) -> Address:
     """Where the SuperLink of a folder is reached from its own machine."""
-    from anysize.deploy.control import Address
-
     return Address(f"127.0.0.1:{port}", None if insecure else (home / CERTIFICATES / AUTHORITY).resolve())
 
 
@@ -236,8 +235,6 @@ def write_app(folder: Path) -> Path:
 
 
 def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    from anysize.deploy.certificates import authority, server_certificate, write_private
-
     folder.mkdir(exist_ok=True, mode=0o700)
     signer = authority("anysize fleet", _AUTHORITY_DAYS)
     server = server_certificate(signer, hosts, _SERVER_DAYS)

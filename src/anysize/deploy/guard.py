@@ -23,7 +23,7 @@ from anysize.deploy.affordable import REMEMBERED, finished_network, kind_of, sta
 from anysize.deploy.checks import is_number, short
 from anysize.elastic.norm import batch_norms
 from anysize.engines.base import Absence
-from anysize.experiment.experiment import Experiment
+from anysize.experiment.experiment import Experiment, example_sums
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.kit import finite
@@ -101,8 +101,6 @@ class Guard:
     @classmethod
     def of(cls, experiment: Experiment) -> Guard:
         """The guard of an experiment."""
-        from anysize.experiment.experiment import example_sums
-
         options = experiment.config.engine
         return cls(experiment.context, experiment.method, options, example_sums(experiment))
 

@@ -30,6 +30,8 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from anysize.deploy.client import answerer
+
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _POLL_SECONDS = 0.1
 _HEARTBEAT_SECONDS = 15.0
@@ -42,8 +44,6 @@ Answer = Callable[[Message, Context], Message]
 def main(settings: Path) -> None:
     """Works until the process is stopped; the settings are a file that `anysize join` writes."""
     told = json.loads(settings.read_text())
-    from anysize.deploy.client import answerer
-
     work(told["runtime"], bytes.fromhex(told["secret"]), answerer(Path(told["device"])))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anysize import interrupts
 from anysize.client.process import hold_memory, one_thread
@@ -28,12 +28,10 @@ from anysize.engines.folder import new_folder
 from anysize.engines.workers.engine import described, raised
 from anysize.engines.workers.loop import client_context, experiment_of, failure
 from anysize.errors import AnysizeError, ConfigError
+from anysize.experiment.experiment import Experiment
 from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
 from anysize.wire import Json, Tensors
-
-if TYPE_CHECKING:
-    from anysize.experiment.experiment import Experiment
 
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from anysize import data as data_sets
 from anysize import methods, models
 from anysize.client import accelerators
+from anysize.client.work import calibrated, perform
 from anysize.config.devices import NEEDS_LABELS, DevicesConfig
 from anysize.config.files import from_dict
 from anysize.config.own_code import look_in
@@ -332,8 +333,6 @@ class Setup:
 
     def _proxy(self) -> Proxy | None:
         """The server's part of the data; None where each device has its own."""
-        from anysize.client.work import calibrated, perform
-
         if self._known is not None or not isinstance(self.source, Data):
             return None
         return Proxy(self._proxy_share, perform, calibrated)

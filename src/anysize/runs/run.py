@@ -22,6 +22,7 @@ from anysize.engines.inprocess import InProcess
 from anysize.errors import CheckpointError, ConfigError, DataError, unknown
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Signature
+from anysize.exports.bundle import Entry, write_bundle
 from anysize.exports.formats import Exported
 from anysize.methods.capabilities import Factored, Mixture, levels_of
 from anysize.methods.size import Levels, Size
@@ -122,8 +123,6 @@ class Run:
 
     def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
         """Writes several sizes, by default all that were trained, as one file for `anysize.runtime`."""
-        from anysize.exports.bundle import Entry, write_bundle
-
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
         chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
         values: Sequence[float | None] = [None] if levels is None else levels.values

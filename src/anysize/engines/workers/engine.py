@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -30,13 +30,11 @@ from anysize.engines.base import Engine
 from anysize.engines.workers import shared_memory as shared
 from anysize.engines.workers.pool import Process, WorkerPool
 from anysize.errors import AnysizeError
+from anysize.experiment.experiment import Experiment
 from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
 from anysize.tasks import Sums
 from anysize.wire import Json, Tensors, copies, load
-
-if TYPE_CHECKING:
-    from anysize.experiment.experiment import Experiment
 
 _ATTEMPTS = 3  # workers that may die over one client
 _SPARE = 1 << 16  # bytes in a slot beside twice the sub-model
