@@ -76,9 +76,9 @@ class GroupConfig(Table):
     clients: Count | None = None
     """How many clients are of this kind; one group may leave it out and gets the rest."""
     fraction: Part | None = None
-    """Which part of the clients is of this kind, in place of a count."""
+    """The fraction of the clients that is of this kind, in place of a count."""
     capacity: Part | None = None
-    """The part of the full model that the device can train."""
+    """The fraction of the full model that the device can train."""
     budget: BudgetConfig | None = None
     """What the device can afford, in units, in place of a capacity."""
     depth: Count | None = None
@@ -111,7 +111,7 @@ class GroupConfig(Table):
 
 
 class DistributionConfig(Table):
-    """The numbers of a distribution of capacities; each distribution has its own and refuses the others'.
+    """The parameters of a distribution of capacities; each distribution accepts only those it uses.
 
     >>> DistributionConfig(sigma=0.3).sigma
     0.3
@@ -134,7 +134,7 @@ class DistributionConfig(Table):
     sigma: Positive | None = None
     """log-normal: the standard deviation of the capacity's logarithm."""
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """two-type: the part of the clients that is of the strong type A."""
+    """two-type: the fraction of the clients that is of the strong type A."""
     strong: Part | None = None
     """two-type: the capacity of type A."""
     weak: Part | None = None
@@ -181,7 +181,7 @@ class DevicesConfig(Table):
     ) = None
     """The sizes that devices can train; absent: those of the distribution, or 0.25, 0.5, 0.75, 1.0."""
     fractions: Annotated[tuple[Part, ...], Field(strict=False), AfterValidator(shares)] | None = None
-    """The part of the clients that has each capacity; absent: equal parts."""
+    """The fraction of the clients that has each capacity; absent: equal fractions."""
     capacity_of: Literal["width", "parameters", "macs", "activation_bytes", "bytes"] = "width"
     """What a capacity is a fraction of."""
     redraw: Literal["never", "round"] = "never"
@@ -189,15 +189,15 @@ class DevicesConfig(Table):
     cover: bool = False
     """With redraw = "round": draw again until every capacity occurs among the participants."""
     participation: Part | None = None
-    """The part of the clients that takes part in a round; 1.0 unless clients_per_round is given."""
+    """The fraction of the clients that a round selects; 1.0 unless clients_per_round is given."""
     clients_per_round: Count | Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """How many clients take part in a round; a list: how many of each capacity or group, as listed."""
+    """How many clients a round selects; a list: how many of each capacity or device group, as listed."""
     assignment: Literal["random", "order", "group"] = "random"
-    """Which client has which capacity: shuffled, in blocks as listed, or by its data's group."""
+    """Which client has which capacity: shuffled, in blocks as listed, or by the client's data group."""
     distribution: Literal["exponential", "step", "log-normal", "two-type"] | None = None
     """Where the fractions come from, in place of `fractions`."""
     distribution_options: DistributionConfig | None = None
-    """The numbers of the distribution; those left out are filled in."""
+    """The parameters of the distribution; those left out get defaults."""
     macs_per_second: Rate = None
     """Compute speed: one for all, or a list parallel to capacities."""
     bytes_per_second: Rate = None
@@ -209,16 +209,16 @@ class DevicesConfig(Table):
     available: Probability = 1.0
     """Probability that a device can take part in a round: one for all, or a list parallel to capacities."""
     share: Annotated[tuple[Literal["samples", "labels"], ...], Field(strict=False), AfterValidator(distinct)] = ()
-    """With data.name = "devices": what a device may tell of its data, its number of samples or which classes it has."""
+    """With data.name = "devices": what a device may tell about its data: how many samples, which classes."""
     file: Name | None = None
-    """A CSV file of groups, relative to the experiment file; read at once and replaced by `groups`."""
+    """A CSV file of device groups, relative to the experiment file; its rows become `groups`."""
     groups: Annotated[tuple[GroupConfig, ...], Field(strict=False)] = ()
     """Kinds of devices by name, in place of capacities."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any, info: ValidationInfo) -> Any:
-        """The table with its file read and the defaults that depend on other keys filled in."""
+        """Read the file, and fill in the defaults that depend on other keys."""
         if not isinstance(given, dict):
             return given
         table = dict(given)
@@ -315,17 +315,17 @@ class DevicesConfig(Table):
 
 
 def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
-    """What is wrong between groups that are each right by themselves."""
+    """Conflicts between device groups that are each valid."""
     names = [group.name for group in groups]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"devices.groups: the name '{name}' occurs {names.count(name)} times; names must differ"
     labels = {repr(group.capacity) for group in groups if group.capacity is not None}
     for name in sorted({group.name for group in groups if group.capacity is None} & labels):
-        yield f"devices.groups: '{name}' is a budget's group and also a capacity; give the group another name"
+        yield f"devices.groups: '{name}' names a group with a budget and is also a capacity; rename the group"
     counted = [group for group in groups if group.clients is not None]
     parts = [group.fraction for group in groups if group.fraction is not None]
     if counted and parts:
-        yield "devices.groups: some have clients and some fraction; give all of them the same"
+        yield "devices.groups: some give clients and others a fraction; use one of the two in all of them"
     elif parts and len(parts) < len(groups):
         yield f"devices.groups: {len(parts)} of {len(groups)} have a fraction; give it to all or to none"
     elif parts and not math.isclose(math.fsum(parts), 1.0, abs_tol=1e-6):
@@ -333,7 +333,7 @@ def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
     elif counted and len(counted) < len(groups) - 1:
         yield (
             f"devices.groups: {len(counted)} of {len(groups)} have clients; "
-            "at most one may leave it out, and gets the rest"
+            "at most one may leave it out: that one gets the rest"
         )
 
 
@@ -369,7 +369,7 @@ def read_groups(path: Path) -> list[dict[str, Any]]:
 
 
 def _group_of_row(row: Mapping[str, str | None]) -> dict[str, Any]:
-    """One row's group, with numbers as numbers and the units gathered in a budget."""
+    """The group of one row: numbers are parsed, and the units collected in a budget."""
     cells = {key: cell.strip() for key, cell in row.items() if cell is not None and cell.strip()}
     values = {key: cell if key == "name" else _cell(cell) for key, cell in cells.items()}
     budget = {key: value for key, value in values.items() if key in UNITS}
@@ -378,7 +378,7 @@ def _group_of_row(row: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _cell(text: str) -> int | float | str:
-    """The number in a cell, or the text where there is none."""
+    """The number in a cell, or its text if it is not a number."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -15,7 +15,7 @@ _TREE = Path(__file__).parents[3]
 
 
 def needs(what: str, extra: str, *packages: str) -> str | None:
-    """A sentence on what is not installed and how to get it; None where all is there.
+    """A sentence that says which packages are missing and how to install them; None if none is missing.
 
     >>> needs("a sum", "arithmetic", "math") is None
     True
@@ -25,7 +25,7 @@ def needs(what: str, extra: str, *packages: str) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """What to type for an extra: it comes from where anysize itself came from."""
+    """The command that installs an extra from the source that anysize was installed from."""
     if (_TREE / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{_TREE}[{extra}]')}"
     origin = _origin()

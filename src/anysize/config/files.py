@@ -18,11 +18,11 @@ from anysize.config.toml import flat, written
 from anysize.errors import ConfigError
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
-"""The files in which a run's directory has the complete experiment, and what surrounded it."""
+"""The files of a run directory that hold the complete experiment, and the versions and hardware."""
 
 
 def read(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file; `what` it should be is for the errors."""
+    """The tables of a TOML file; errors call the file `what`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -35,10 +35,10 @@ def read(path: Path, what: str) -> dict[str, Any]:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """The experiment in a TOML file, with `key=value` overrides put in its place.
+    """The experiment in a TOML file, changed by `key=value` overrides.
 
-    A file without a `name` is called by its own. Code and weights are looked for in the file's folder; those of a run's
-    config.toml in the folder of the file that the run was begun with. Raises a `ConfigError` with all problems at once.
+    An experiment without a `name` gets the file's. Code and weights are looked up in the file's folder; for a run's
+    config.toml, in the folder of the file that started the run. Raises one `ConfigError` that lists all problems.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,13 +56,13 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
 
 
 def _home(file: Path) -> Path:
-    """Where the names in an experiment file start."""
+    """The folder that names in an experiment file are relative to."""
     begun = folder_of_run(file.parent) if file.name == CONFIG else None
     return begun if begun is not None and begun.is_dir() else file.parent
 
 
 def folder_of_run(directory: Path) -> Path | None:
-    """The folder of the experiment file that the run in a directory was begun with; None if it was none, or no run."""
+    """The folder of the experiment file that started the run in a directory; None without a run or a file."""
     try:
         about = json.loads((directory / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def from_dict(
     folder: Path | None = None,
     source: str = "the experiment",
 ) -> ExperimentConfig:
-    """The experiment in nested mappings, as TOML would give them; they are left untouched.
+    """The experiment in nested mappings such as TOML gives; does not change them.
 
     Raises:
         ConfigError: With a line for each problem in the tables and in the overrides.
@@ -102,7 +102,7 @@ def from_dict(
 def checked(
     kind: type[Kind], tables: Mapping[str, Any], source: str, problems: Sequence[str] = (), folder: Path | None = None
 ) -> Kind:
-    """The tables as a checked whole; raises a `ConfigError` with a line for each problem, those given among them."""
+    """The checked experiment; raises a `ConfigError` with a line for each problem, including those passed in."""
     found = list(problems)
     try:
         made = kind.model_validate(tables, context={"folder": folder})
@@ -116,7 +116,7 @@ def checked(
 def parse(text: str, source: str) -> dict[str, Any]:
     """The tables of a TOML text; a syntax error shows the line."""
     try:
-        return tomllib.loads(f"{text}\n")  # so that a fault in the last line has a line number too
+        return tomllib.loads(f"{text}\n")  # so that an error in the last line has a line number too
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"at line (\d+)", str(error))
         line = text.split("\n")[int(place[1]) - 1].strip() if place else ""
@@ -126,9 +126,9 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 
 def dumps(config: ExperimentConfig) -> str:
-    """The TOML of an experiment, every default of its tables written out; `loads` gives an equal experiment back.
+    """The TOML of an experiment with every default of its tables; `loads` returns an equal experiment.
 
-    What the tables leave to the method, the network and the data set is in `Experiment.complete`.
+    `Experiment.complete` also holds the defaults of the method, the network and the data set.
 
     >>> text = dumps(from_dict({"data": {"name": "digits", "clients": 20}, "model": {"name": "mlp"},
     ...                         "method": {"name": "flanc", "orthogonality": 10.0}}))

@@ -16,10 +16,10 @@ def option_problems(
     """One sentence for each option that the function does not know, and for each that it needs and lacks.
 
     Args:
-        what: is called, for the sentences: "model 'mlp'".
-        function: that will be called.
+        what: how errors name the function: "model 'mlp'".
+        function: the function to be called.
         options: as the user gave them.
-        given: parameters that are filled by us and are no options.
+        given: parameters that anysize passes itself, so they are not options.
 
     >>> for problem in option_problems("model 'x'", lambda width, depth=2: None, {"dept": 3}):
     ...     print(problem)
@@ -46,9 +46,9 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def writable(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Those defaults that a file can hold and `received` gives back as they were, as the file holds them.
+    """The defaults that a file can hold, in the form of the file; `received` restores them exactly.
 
-    None, objects and tuples with lists in them are left out: such an option is absent from the file.
+    The file leaves out options whose default is None, an object, or a tuple with lists in it.
 
     >>> writable({"hidden": (64, 32), "weights": None, "rate": 0.1})
     {'hidden': [64, 32], 'rate': 0.1}
@@ -59,13 +59,13 @@ def writable(defaults: Mapping[str, Any]) -> dict[str, Any]:
             value = plain(default, name)
         except ValueError:
             continue
-        if repr(_like(default, value)) == repr(default):  # equal in the types of all parts too
+        if repr(_like(default, value)) == repr(default):  # the types of all items must be equal too
             found[name] = value
     return found
 
 
 def received(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as a function expects them: what a file has as a list is a tuple where the default is one.
+    """The options as a function expects them: a list from the file becomes a tuple if the default is a tuple.
 
     >>> received({"hidden": (64, 32)}, {"hidden": [8], "names": ["a"]})
     {'hidden': (8,), 'names': ['a']}
@@ -84,5 +84,5 @@ def _like(default: Any, value: Any) -> Any:
 
 
 def _tupled(value: Any) -> Any:
-    """The value, lists in it as tuples."""
+    """The value with every list turned into a tuple."""
     return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# An override replaces what excludes it: `--set training.local_steps=10` on a file that has local_epochs.
+# An override removes the keys that exclude it: `--set training.local_steps=10` on a file with local_epochs.
 _DISPLACES: Mapping[str, tuple[str, ...]] = {
     "training.local_steps": ("training.local_epochs",),
     "training.local_epochs": ("training.local_steps",),
@@ -17,7 +17,7 @@ _DISPLACES: Mapping[str, tuple[str, ...]] = {
     "devices.distribution": ("devices.distribution_options", "devices.fractions"),
     "devices.fractions": ("devices.distribution_options", "devices.distribution"),
 }
-# An override of the split leaves out what only the file's own split uses.
+# An override of the split removes the keys that only the file's split uses.
 _OF_SPLITS: Mapping[str, tuple[str, ...]] = {
     "classes": ("classes_per_client", "unbalance"),
     "dirichlet": ("alpha", "equal_sizes"),
@@ -26,7 +26,7 @@ _OF_SPLITS: Mapping[str, tuple[str, ...]] = {
 
 
 def overridden(tables: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """A copy of the tables with the overrides put in, and what was wrong with the overrides."""
+    """A copy of the tables with the overrides applied, and the problems of the overrides."""
     merged: dict[str, Any] = copy.deepcopy(dict(tables))
     changes: dict[tuple[str, ...], Any] = {}
     problems: list[str] = []
@@ -60,7 +60,7 @@ def _displaced(tables: Mapping[str, Any], changes: Mapping[tuple[str, ...], Any]
 
 
 def _assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """The key's parts and the value of one `key=value`; the value is TOML, or a bare word."""
+    """The components of the key and the value of one `key=value`; the value is TOML, or a bare word."""
     key_text, equals, value_text = text.partition("=")
     example = "such as training.learning_rate=0.1"
     if not equals or not key_text.strip() or not value_text.strip():
@@ -91,7 +91,7 @@ def _override_value(value: str, text: str) -> Any:
 
 
 def _put(tables: dict[str, Any], key: tuple[str, ...], value: Any) -> str | None:
-    """Sets a nested key; a sentence saying why where that cannot be done."""
+    """Set a nested key; return a sentence that says why if that is impossible."""
     node: Any = tables
     for depth, part in enumerate(key[:-1]):
         below = ".".join(key[: depth + 1])
@@ -115,5 +115,5 @@ def _put(tables: dict[str, Any], key: tuple[str, ...], value: Any) -> str | None
 
 
 def _place(text: str, entries: Sequence[Any]) -> int | None:
-    """The place in a list that a key's part names, or None."""
+    """The index that a component of a key gives, or None."""
     return int(text) if text.isdecimal() and int(text) < len(entries) else None

@@ -13,7 +13,7 @@ from anysize.errors import ConfigError, unknown
 
 
 def look_in(folder: Path) -> None:
-    """Lets `by_name` find what lies in a folder: the experiment file's, or the device's."""
+    """Let `by_name` import modules from a folder: that of the experiment file, or of the device."""
     place = str(folder.resolve())
     if place not in sys.path:
         sys.path.insert(0, place)
@@ -32,7 +32,7 @@ def by_name(name: str, kind: str, known: Iterable[str]) -> Any:
         return attrgetter(attribute)(importlib.import_module(module))
     except ImportError as error:
         raise ConfigError(
-            f"{kind} '{name}': cannot import {module} ({error}); is its folder the experiment file's?"
+            f"{kind} '{name}': cannot import {module} ({error}); is the module in the folder of the experiment file?"
         ) from None
     except AttributeError:
         raise ConfigError(f"{kind} '{name}': {module} has no '{attribute}'") from None

@@ -1,4 +1,4 @@
-"""One table of an experiment file, and its mistakes in words."""
+"""One table of an experiment file, and the error lines for its mistakes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RESERVED_TABLES = ("compare", "privacy")
 """Names that no experiment may use yet, so that later versions can give them a meaning."""
 
 
-PROBLEMS = "problems"  # the type of errors whose lines already say everything, key included
+PROBLEMS = "problems"  # the type of errors whose lines are complete, key included
 
 
 class Table(BaseModel):
-    """One table of the experiment file: frozen, strict about types, without unknown keys.
+    """One table of the experiment file: immutable, strict about types, without unknown keys.
 
-    Made by hand it raises a `ConfigError` too, with the same lines as a file would give.
+    Its constructor raises the same `ConfigError` as reading a file does.
 
     >>> from anysize.config.tables import TrainingConfig
     >>> TrainingConfig(batch_size=0, schedule="cosin")
@@ -36,9 +36,9 @@ class Table(BaseModel):
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     table: ClassVar[str] = ""
-    """Where the table stands in the file, as a dotted key."""
+    """The dotted key of the table in the file."""
     whole: ClassVar[str] = "the experiment"
-    """What the file is that the table belongs to."""
+    """How errors name the file of the table."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -55,14 +55,14 @@ class Table(BaseModel):
 
 
 def raise_problems(problems: Iterable[str]) -> None:
-    """Ends validation of a table if there are any problems; each line names its own key."""
+    """End validation of a table if there are problems; each line names its key."""
     lines = list(problems)
     if lines:
         raise PydanticCustomError(PROBLEMS, "{lines}", {"lines": "\n".join(lines)})
 
 
 def refuse(problems: Sequence[str], source: str) -> NoReturn:
-    """Raises all problems at once, a line each."""
+    """Raise one error with a line for each problem."""
     if len(problems) == 1:
         raise ConfigError(f"{source}: {problems[0]}")
     listed = "".join(f"\n  - {problem}" for problem in problems)
@@ -111,7 +111,7 @@ def _line(detail: ErrorDetails, root: type[Table]) -> list[str]:
     if kind == "literal_error":
         return [f"{key}: given {_shown(given)}, must be {context['expected']}"]
     if kind == "value_error":
-        whole = isinstance(given, dict)  # a table as a whole: its content is in the file, no need to repeat it
+        whole = isinstance(given, dict)  # a whole table: the user can see its content in the file
         return [f"{key}: {context['error']}" if whole else f"{key}: given {_shown(given)}, {context['error']}"]
     if kind in RANGES:
         return [f"{key}: given {_shown(given)}, must be {_range_at(root, detail['loc'])}"]
@@ -120,7 +120,7 @@ def _line(detail: ErrorDetails, root: type[Table]) -> list[str]:
 
 
 def _dotted(table: str, location: Sequence[int | str]) -> str:
-    """A key as a reader writes it: `devices.groups[0].capacity`."""
+    """A key as written in errors: `devices.groups[0].capacity`."""
     text = table
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -128,7 +128,7 @@ def _dotted(table: str, location: Sequence[int | str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as TOML would have it where it can, cut short."""
+    """A value as TOML, if TOML can hold it, cut short."""
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -169,7 +169,7 @@ def tables_in(annotation: Any) -> Iterator[type[Table]]:
 
 
 def _unknown_key(location: Sequence[int | str], root: type[Table]) -> str:
-    """The line for a key that its table does not have: the nearest match, or the table where it belongs."""
+    """The line for an unknown key: the nearest match, or the table where the key belongs."""
     *above, last = location
     key, table = str(last), _dotted(root.table, above)
     if not table and key in RESERVED_TABLES:
@@ -182,7 +182,7 @@ def _unknown_key(location: Sequence[int | str], root: type[Table]) -> str:
 
 
 def _keys_by_table() -> dict[str, set[str]]:
-    """The keys of every table of an experiment file, by the table as a reader writes it."""
+    """The keys of every table of an experiment file, by the table's name as written in the file."""
     kinds = [kind for kind in Table.__subclasses__() if kind.whole == Table.whole and "." not in kind.table]
     return {f"[{kind.table}]" if kind.table else "the top level": _plain_keys(kind) for kind in kinds}
 

@@ -32,7 +32,7 @@ from anysize.config.values import (
 
 
 class DataConfig(Table):
-    """What is learned from, and who has what.
+    """The data set, and how it is divided among the clients.
 
     >>> DataConfig(name="digits", clients=20).split
     'iid'
@@ -42,7 +42,7 @@ class DataConfig(Table):
     name: Name
     """A data set's name, `"module:function"`, or `"devices"`: each device has its own."""
     test: Name | None = None
-    """With name = "devices": a data set of the server's own, by name or `"module:function"`, whose test part tests."""
+    """With name = "devices": the server's test data, the test part of a data set's name or `"module:function"`."""
     clients: Count | None = None
     """How many clients share the data; needed unless the split is natural or each device has its own."""
     split: Literal["iid", "classes", "dirichlet", "natural"] = "iid"
@@ -50,25 +50,25 @@ class DataConfig(Table):
     classes_per_client: Count | None = None
     """With split = "classes": how many classes one client has."""
     unbalance: Part | None = None
-    """With split = "classes": the part of a share that a client has of its classes after the first; absent: all."""
+    """With split = "classes": how much a client gets of each class after its first, as a fraction of a full share."""
     alpha: Positive | None = None
     """With split = "dirichlet": the concentration; smaller is more uneven."""
     equal_sizes: bool = True
     """With split = "dirichlet": whether every client has equally many samples."""
     groups_per_client: Count | None = None
-    """With split = "natural": at most so many data groups (roles, writers) to a client, dealt evenly; absent: one."""
+    """With split = "natural": the most data groups (roles, writers) that one client gets; absent: one."""
     domains: Names = ()
     """With split = "natural": every data group's name, in the order in which clients get them; absent: sorted."""
     fraction: Part = 1.0
-    """The part of the training data that is used at all."""
+    """The fraction of the training data that is used."""
     validation: BelowOne = 0.0
-    """The part of each client's share that is held out on the client."""
+    """The fraction of each client's data that is its holdout."""
     augment: Names = ()
     """Random changes to training images: "crop", "flip"."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments of the data set's function."""
     normalize: bool | None = None
-    """Whether the model's first layer normalises its input; absent: where the data has a mean."""
+    """Whether the model's first layer normalises its input; absent: if the data has a mean."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -98,11 +98,11 @@ class DataConfig(Table):
         if self.name == "devices":
             given = {"split": self.split != "iid", "fraction": self.fraction != 1.0, "options": bool(self.options)}
             for key in (key for key, is_given in given.items() if is_given):
-                yield f"data.{key}: every device has its own data, which the server does not divide; leave it out"
+                yield f"data.{key}: each device brings its own data, so the server divides nothing; leave it out"
 
 
 class ModelConfig(Table):
-    """The network, as a name with options, and what of it may shrink.
+    """The network by name, its options, and what of it may shrink.
 
     >>> ModelConfig(name="mlp", options={"hidden": (64, 32)}).options
     {'hidden': [64, 32]}
@@ -120,11 +120,11 @@ class ModelConfig(Table):
     frozen: Names = ()
     """Patterns of parameters that are not trained."""
     heads: Literal["within", "whole"] = "within"
-    """Attention shrinks within every head, or by dropping whole heads."""
+    """Whether attention shrinks within every head, or drops whole heads."""
     input: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     """The shape of one sample as the network receives it; absent: as the data set says."""
     tokens: bool | None = None
-    """Whether inputs are integers; absent: as the data set says, and false where the server has none."""
+    """Whether inputs are integers; absent: as the data set says, or false if the server has none."""
     blocks: Annotated[tuple[Names, ...], Field(strict=False)] = ()
     """Names of the modules that can be removed, a list for each stage; absent: found by tracing."""
     attributes: Options = Field(default_factory=dict)
@@ -132,7 +132,7 @@ class ModelConfig(Table):
 
 
 class MethodConfig(Table):
-    """The method and its own options, which stand flat beside the name in the file.
+    """The method and its options; the file lists them beside the name.
 
     >>> MethodConfig(name="flanc", orthogonality=10.0).options
     {'orthogonality': 10.0}
@@ -147,7 +147,7 @@ class MethodConfig(Table):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, given: Any) -> Any:
-        """The table with every key but the name moved into the options."""
+        """Move every key except the name into the options."""
         if not isinstance(given, dict) or not isinstance(given.get("options", {}), dict):
             return given
         flat = {key: value for key, value in given.items() if key not in ("name", "options")}
@@ -156,7 +156,7 @@ class MethodConfig(Table):
 
 
 class TrainingConfig(Table):
-    """What a client does with its sub-model in one round; the same defaults for every method.
+    """How a client trains its sub-model in one round; every method has the same defaults.
 
     >>> TrainingConfig(schedule="step", milestones=[0.5]).rate(100, 200)
     0.001
@@ -180,8 +180,8 @@ class TrainingConfig(Table):
     clip: Positive | None = None
     """The largest norm of the gradient of a parameter group (most methods have one); absent: no clipping."""
     stack: Count = 1
-    """Clients of equal shape and amount of data that are trained together, in networks of linear and recurrent layers;
-    1: each alone. Results differ in their last bits."""
+    """How many clients with networks of equal shape and equally many samples are trained together, if their layers are
+    linear or recurrent; 1: each alone. Results differ in the last bits."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
     """How the learning rate falls over the rounds."""
     milestones: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
@@ -189,12 +189,12 @@ class TrainingConfig(Table):
     gamma: Positive = 0.1
     """step: what the rate is multiplied by at each milestone."""
     final_learning_rate: NotNegative = 0.0
-    """cosine: where the rate would arrive after the last round."""
+    """cosine: the rate after the last round."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        """The table with one local epoch unless it says otherwise."""
+        """Fill in one local epoch if the table gives neither epochs nor steps."""
         if not isinstance(given, dict) or given.get("local_epochs") or given.get("local_steps"):
             return given
         return {"local_epochs": 1, **{key: value for key, value in given.items() if value is not None}}
@@ -251,12 +251,12 @@ class TaskConfig(Table):
     classes: Count | None = None
     """How many classes there are, or symbols; absent: as the data says."""
     target: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """The shape of one sample's target, where the server has no data to see it in; absent: one class per sample, or per
+    """The shape of one sample's target, if the server has no data that shows it; absent: one class per sample, or per
     token."""
 
 
 class TricksConfig(Table):
-    """What may be added to any method; absent means as in the method's paper.
+    """Techniques that any method can use; absent: as in the method's paper.
 
     >>> TricksConfig(masked_loss=True).batch_norm is None
     True
@@ -270,23 +270,23 @@ class TricksConfig(Table):
     batch_norm: Literal["batch", "tracked", "calibrated", "local"] | None = None
     """Which statistics batch-norm uses."""
     weighting: Literal["samples", "clients"] | None = None
-    """Weigh an update by its number of samples, or every client alike."""
+    """Weigh updates by their numbers of samples, or all clients equally."""
     rescaled_init: bool | None = None
-    """Start narrower networks of their own with the full network's smaller weights."""
+    """Whether separate narrower networks start with the full network's smaller weights."""
     proximal: NotNegative | None = None
     """The strength of the pull towards the received weights."""
     proximal_form: Literal["sum", "mean"] | None = None
     """Whether that pull sums over a tensor's entries or takes their mean."""
     max_entropy: NotNegative | None = None
-    """The strength of the pull of what enters the classifier towards the uniform distribution."""
+    """The strength of the pull of the classifier's inputs towards the uniform distribution."""
     server_momentum: BelowOne | None = None
     """Momentum of the server's own step."""
     adversarial: UpToOne | None = None
-    """The weight of the loss on inputs under attack; the rest is that on clean inputs."""
+    """The weight of the loss on attacked inputs; clean inputs get the rest."""
     attack_epsilon: Positive | None = None
     """How far the attack in training may move any entry of an input; inputs are in [0, 1]."""
     attack_step: Positive | None = None
-    """How far one step of that attack moves it."""
+    """How far one step of that attack moves an entry."""
     attack_steps: Count | None = None
     """How many steps that attack has."""
 
@@ -305,27 +305,27 @@ class EvaluationConfig(Table):
         AfterValidator(not_empty),
         AfterValidator(distinct),
     ] = ("test",)
-    """The server's test set, and/or each client's held-out share."""
+    """What to evaluate on: the server's test set, each client's holdout, or both."""
     batch_size: Count = 500
     """Samples in a forward pass."""
     by_domain: bool = False
-    """Test every data group (domain, writer) by itself: no batch mixes two, and each one's metric is kept."""
+    """Test every data group (domain, writer) separately: no batch mixes two, and each gets its metric."""
     calibration_clients: Count = 20
     """How many clients re-estimate batch-norm statistics."""
     calibration_samples: Count = 64
-    """How many of its training samples each of them takes for it, at most."""
+    """The most training samples that each of these clients uses for that."""
     clients: Count | None = None
-    """How many clients judge themselves where on has "clients"; absent: all."""
+    """How many clients evaluate on their holdouts if `on` has "clients"; absent: all."""
     attack: Literal["none", "pgd", "auto"] = "none"
-    """Also measure under attack: by projected gradient descent, or by a library's stronger attacks."""
+    """Also measure under attack: projected gradient descent, or the stronger attacks of a library."""
     attack_epsilon: Positive = 8 / 255
     """How far an attack may move any entry of an input; inputs are in [0, 1]."""
     attack_step: Positive = 2 / 255
-    """How far one step of "pgd" moves it."""
+    """How far one step of "pgd" moves an entry."""
     attack_steps: Count = 7
     """How many steps "pgd" has."""
     attack_samples: Count = 500
-    """How many test samples are attacked at most."""
+    """The most test samples that are attacked."""
     robustness: Annotated[tuple[UpToOne, ...], Field(strict=False), AfterValidator(distinct)] = (
         0.0,
         0.2,
@@ -333,11 +333,11 @@ class EvaluationConfig(Table):
         0.8,
         1.0,
     )
-    """The levels of robustness that are measured under attack, where a method offers a choice."""
+    """The levels of robustness that are measured under attack, if the method offers a choice."""
 
 
 def _default_engine() -> Any:
-    """The engine of a file that names none: ANYSIZE_ENGINE, else worker processes where they can help."""
+    """The default engine: ANYSIZE_ENGINE, or worker processes if there are several cores."""
     return os.environ.get("ANYSIZE_ENGINE") or ("processes" if (os.cpu_count() or 1) > 1 else "inprocess")
 
 
@@ -354,17 +354,17 @@ class EngineConfig(Table):
     workers: Count | None = None
     """How many worker processes; absent: one per core."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where clients train and networks are tested; auto: cuda if there is one, else cpu."""
+    """Where clients train and networks are tested; auto: cuda if available, else cpu."""
     round_timeout: Positive | None = None
-    """On a fleet: seconds after which a round closes without the missing clients; absent: it waits for all."""
+    """On a fleet: seconds after which a round ends without the missing clients; absent: it waits for all."""
     min_clients: Count | None = None
     """How many clients must answer in a round; if fewer do, it changes nothing. Absent: one, on a fleet."""
     update_norm: Positive = 10.0
-    """On a fleet: an update is refused if it changes the parameters by more than so many times their norm plus one."""
+    """On a fleet: refuse an update that changes the parameters by more than this factor times (their norm plus one)."""
     max_samples: Count = 1_000_000
-    """On a fleet: an update is refused if its device claims more samples, which are its weight."""
+    """On a fleet: refuse an update whose device claims more samples; they are its weight in the mean."""
     void_rounds: Count = 5
-    """On a fleet: the run stops after so many rounds in a row in which too few clients answered."""
+    """On a fleet: the run stops after this many rounds in a row with too few answers."""
 
 
 class ExperimentConfig(Table):
@@ -380,13 +380,13 @@ class ExperimentConfig(Table):
     name: Annotated[str, AfterValidator(folder_name)] = "experiment"
     """What the run is called; its folder's name."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Where every random choice starts."""
+    """The seed of every random choice."""
     rounds: Count = 100
     """How many rounds the run has."""
     evaluate_every: Count = 25
     """Rounds from one evaluation to the next."""
     checkpoint_every: Count = 1
-    """Rounds from one checkpoint to the next; what was done since the last one is done again after a resume."""
+    """Rounds from one checkpoint to the next; a resumed run repeats the rounds since the last checkpoint."""
     data: DataConfig
     model: ModelConfig
     devices: DevicesConfig = Field(default_factory=DevicesConfig)
@@ -402,7 +402,7 @@ class ExperimentConfig(Table):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        """The file with what follows where every device has its own data: it is judged on the devices."""
+        """Fill in what follows from data that only the devices have: they evaluate on their holdouts."""
         data = given.get("data") if isinstance(given, dict) else None
         if not isinstance(data, dict) or data.get("name") != "devices":
             return given
@@ -415,10 +415,10 @@ class ExperimentConfig(Table):
     @model_validator(mode="after")
     def _check(self) -> Self:
         raise_problems(self._problems() if self.own_data else ())
-        # A data set of the user's own may come with held-out shares, so only named sets can be judged here.
+        # A user's data set may bring holdouts, so only built-in data sets can be checked here.
         named = ":" not in self.data.name and self.data.name != "devices"
         if named and "clients" in self.evaluation.on and self.data.validation == 0:
-            raise_problems(['evaluation.on: "clients" needs a held-out share; set data.validation above 0'])
+            raise_problems(['evaluation.on: "clients" needs a holdout on each client; set data.validation above 0'])
         return self
 
     @property
@@ -437,14 +437,14 @@ class ExperimentConfig(Table):
         return not self.own_data or what in self.devices.share
 
     def _problems(self) -> Iterator[str]:
-        """What does not go together with data that only the devices have."""
+        """Keys that conflict with data that only the devices have."""
         devices, own = self.devices, 'with data.name = "devices"'
         if devices.redraw != "never":
-            yield f'devices.redraw: given "{devices.redraw}"; {own} a device has the capacity that it has'
+            yield f'devices.redraw: given "{devices.redraw}"; {own} a device has a fixed capacity'
         if devices.assignment == "group":
-            yield f'devices.assignment: "group" goes by the data, which {own} the server does not know'
+            yield f'devices.assignment: "group" needs the data, but {own} the server does not know it'
         if devices.available not in (None, 1.0) or any(g.available not in (None, 1.0) for g in devices.groups):
-            yield f"devices.available: {own} devices are there or not; leave it out"
+            yield f"devices.available: {own} real devices decide when they are available; leave it out"
         if "test" in self.evaluation.on and self.data.test is None:
             yield f'evaluation.on: {own} the server has no test set; name one in data.test, or set on = ["clients"]'
         if self.tricks.weighting == "samples" and not self.tells("samples"):
@@ -458,7 +458,7 @@ class ExperimentConfig(Table):
             yield f"data.normalize: {own} nobody knows the data's mean; normalise in the model, or name a data.test"
 
     def __eq__(self, other: object) -> bool:
-        """Whether two experiments say the same; where their files lie does not matter."""
+        """Whether two experiments have equal values; the folders of their files do not matter."""
         if not isinstance(other, ExperimentConfig):
             return NotImplemented
         return self.to_dict() == other.to_dict()
@@ -469,7 +469,7 @@ class ExperimentConfig(Table):
         return self._folder
 
     def path(self, name: str) -> Path:
-        """The file that the experiment calls `name`: relative names start at the experiment file's folder.
+        """The path of a file that the experiment names; relative names start at the experiment file's folder.
 
         >>> from anysize.config import from_dict
         >>> from_dict({"data": {"name": "digits", "clients": 2}, "model": {"name": "mlp"},
@@ -479,9 +479,9 @@ class ExperimentConfig(Table):
         return (self._folder or Path()) / name
 
     def gives(self, key: str) -> bool:
-        """Whether the file itself says something of a dotted key, rather than leaving it to a default.
+        """Whether the file gives a value for a dotted key, instead of leaving it to a default.
 
-        An experiment that was not read from tables means all that it says.
+        An experiment that was not read from tables gives all its values.
 
         >>> from anysize.config import from_dict
         >>> config = from_dict({"data": {"name": "digits", "clients": 2}, "model": {"name": "mlp"},
@@ -492,13 +492,13 @@ class ExperimentConfig(Table):
         return self._given is None or any(within(key, other) or within(other, key) for other in self._given)
 
     def replaced(self, **tables: Any) -> ExperimentConfig:
-        """A copy with other tables, which means all that it says, whatever the file gave."""
+        """A copy with other tables; it counts as giving all its values, whatever the file gave."""
         made = self.model_copy(update=tables)
         made._given = None
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """The tables as the file has them: defaults filled in, absent values left out."""
+        """The tables in the form of a file: with defaults, without absent values."""
         tables = self.model_dump(exclude_none=True)
         method = tables["method"]
         tables["method"] = {"name": method["name"], **method["options"]}
@@ -506,7 +506,7 @@ class ExperimentConfig(Table):
 
 
 def given_keys(tables: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted keys of everything that tables say; a file of groups says the groups."""
+    """The dotted keys of every value in the tables; `devices.file` gives `devices.groups`."""
     read = {"devices.file": "devices.groups"}
     for key, value in flat(tables).items():
         if not isinstance(value, Mapping):  # such a leaf is empty

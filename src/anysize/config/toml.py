@@ -53,12 +53,12 @@ def _value(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    """A key, in quotes where TOML wants them."""
+    """A key, in quotes if TOML requires them."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _string(key)
 
 
 def _string(text: str) -> str:
-    """A TOML string; JSON's escapes are TOML's, but for the delete character."""
+    """A TOML string; its escapes are those of JSON, except for the delete character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -78,7 +78,7 @@ def differences(changed: Mapping[str, tuple[Any, Any]], between: str = " -> ") -
 
 
 def _needs_header(value: Any, path: tuple[str, ...]) -> bool:
-    """Whether a value is written as a table of its own rather than after an equals sign."""
+    """Whether a value is written as a separate table, not after an equals sign."""
     if isinstance(value, Mapping):
         return not path or len(_value(value)) > _INLINE_WIDTH
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)

@@ -1,4 +1,4 @@
-"""Values of an experiment file: what each kind allows, and how a mistake is told."""
+"""Values of an experiment file: what each type allows, and the errors for other values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def range_words(metadata: Iterable[Any]) -> str:
 
 
 def distinct(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
-    """The values, none of which occurs twice."""
+    """The values; raises if one occurs twice."""
     repeated = sorted({str(value) for value in values if values.count(value) > 1})
     if repeated:
         raise ValueError(f"must name each value once; {', '.join(repeated)} occurs more than once")
@@ -45,7 +45,7 @@ def distinct(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
 
 
 def shares(values: tuple[float, ...]) -> tuple[float, ...]:
-    """The values, which sum to 1."""
+    """The values; raises unless they sum to 1."""
     if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-6):
         raise ValueError(f"must sum to 1; these sum to {math.fsum(values):g}")
     return values
@@ -59,21 +59,21 @@ def ascending(values: Sequence[float]) -> Sequence[float]:
 
 
 def not_empty(values: tuple[_Item, ...]) -> tuple[_Item, ...]:
-    """The values, of which there is at least one."""
+    """The values; raises if there is none."""
     if not values:
         raise ValueError("must hold at least one value")
     return values
 
 
 def folder_name(text: str) -> str:
-    """The text, which can be the name of a folder."""
+    """The text; raises unless it can be the name of a folder."""
     if not text.strip() or text in (".", "..") or re.search(r'[/\\:*?"<>|\x00-\x1f\x7f]', text):
         raise ValueError('must be usable as a folder name: not empty, none of / \\ : * ? " < > |')
     return text
 
 
 def _not_blank(text: str) -> str:
-    """The text, which says something."""
+    """The text; raises if it is empty."""
     if not text.strip():
         raise ValueError("must not be empty")
     return text
@@ -94,7 +94,7 @@ def plain(value: Any, key: str) -> Any:
 
 
 def _plain_key(name: object, key: str) -> str:
-    """The name of an entry, which is a string."""
+    """The name of an entry; raises unless it is a string."""
     if not isinstance(name, str):
         raise ValueError(f"must have strings as keys; {key} has {name!r}")
     return name
@@ -121,7 +121,7 @@ def _one_or_list(allowed: Callable[[float], bool], words: str) -> PlainValidator
 
 
 def _is_number(value: object) -> bool:
-    """Whether the value is a finite number, and not a bool in a number's place."""
+    """Whether the value is a finite number; a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -165,5 +165,5 @@ Probability = Annotated[float | tuple[float, ...] | None, _one_or_list(*_unit_in
 
 
 def within(key: str, table: str) -> bool:
-    """Whether a dotted key is another, or below it."""
+    """Whether a dotted key equals another, or lies below it."""
     return key == table or key.startswith((f"{table}.", f"{table}["))

@@ -1,1 +1,1 @@
-"""Budgets, kinds of devices, and fleets of them."""
+"""Budgets, device groups and fleets."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 
 from anysize.errors import ConfigError
 
-SLACK = 1e-9  # 0.29 * 100 is 28.999999999999996, and means 29 clients
+SLACK = 1e-9  # 0.29 * 100 is 28.999999999999996, but means 29 clients
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Budget:
         return {unit: limit for unit, limit in asdict(self).items() if limit is not None}
 
     def fits(self, costs: Mapping[str, float]) -> bool:
-        """Whether none of the costs is above its limit; every limited unit must be among the costs."""
+        """Whether every limited cost is within its limit; the costs must include every limited unit."""
         unknown_costs = sorted(set(self.limits()) - set(costs))
         if unknown_costs:
             raise ConfigError(
@@ -62,5 +62,5 @@ UNITS = tuple(unit.name for unit in fields(Budget) if unit.name != "latency_ms")
 
 
 def _positive(limit: object) -> bool:
-    """Whether a limit is a number above 0, and not a bool in a number's place."""
+    """Whether a limit is a number above 0; a bool is not."""
     return isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0

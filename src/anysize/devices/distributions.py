@@ -12,9 +12,9 @@ from anysize.errors import ConfigError
 
 
 def capacity_shares(config: DevicesConfig) -> tuple[float, ...]:
-    """The part of the clients that has each listed capacity, or is in each listed group.
+    """The fraction of the clients that has each listed capacity, or is in each listed device group.
 
-    A client whose distribution gives it something between two listed capacities has the smaller one.
+    A client that the distribution puts between two listed capacities gets the smaller one.
 
     >>> capacity_shares(DevicesConfig(distribution="exponential", capacities=[0.125, 0.5, 1.0]))
     (0.5, 0.25, 0.25)
@@ -33,13 +33,13 @@ def capacity_shares(config: DevicesConfig) -> tuple[float, ...]:
 
 
 def _distribution_numbers(config: DevicesConfig) -> dict[str, Any]:
-    """The numbers of the distribution, which the table has filled in."""
+    """The parameters of the distribution, defaults included."""
     options = config.distribution_options
     return {} if options is None else options.model_dump(exclude_none=True)
 
 
 def _widths(config: DevicesConfig) -> list[tuple[float, float]]:
-    """What the clients of a distribution can afford, each with its part of the clients."""
+    """The capacities of a distribution, each with its fraction of the clients."""
     numbers = _distribution_numbers(config)
     if config.distribution == "two-type":
         return [(numbers["strong"], numbers["share"]), (numbers["weak"], 1.0 - numbers["share"])]
@@ -52,7 +52,7 @@ def _widths(config: DevicesConfig) -> list[tuple[float, float]]:
 
 
 def _listed_shares(widths: Sequence[tuple[float, float]], capacities: Sequence[float]) -> tuple[float, ...]:
-    """The widths' shares, each added to the largest listed capacity within it."""
+    """The fractions of the widths, each counted for the largest listed capacity that is not above the width."""
     smallest = min(capacities)
     below = sorted({width for width, _ in widths if width < smallest - SLACK})
     if below:

@@ -1,4 +1,4 @@
-"""Who there is, of which kind, and who takes part in a round."""
+"""The clients, the device group of each, and the participants of a round."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _RAREST_COVER = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """All registered clients: which group each belongs to, and who takes part when.
+    """All registered clients: the device group of each, and the participants of every round.
 
     Attributes:
         groups: Smallest capacity first.
         clients: How many clients are registered; their ids are 0, 1, ...
-        per_round: How many of them are asked to take part in a round.
-        seed: Where every draw starts.
-        members: Each client's place in `groups`, where it does not change.
-        shares: The probability of each group, where a client's group is redrawn every round.
-        redrawn: Whether it is.
-        cover: Whether it is redrawn until every group occurs among the participants.
-        per_group: How many of each group are asked, in the order of `groups`; empty where groups do not matter.
-        present: The clients that are there, on a fleet of real devices; None where all are.
-        names: Of real devices, what each client that ever came is called.
+        per_round: How many clients a round asks.
+        seed: The seed of every draw.
+        members: Each client's index in `groups`, if it does not change.
+        shares: The probability of each group, if clients draw their group anew every round.
+        redrawn: Whether they do.
+        cover: Whether they draw until every group occurs among the participants.
+        per_group: How many clients of each group a round asks, in the order of `groups`; empty: any.
+        present: On a fleet of real devices, the clients that are connected; None: all.
+        names: On a fleet of real devices, the name of every client that ever joined.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> {group.name: group.clients for group in fleet.groups}
@@ -63,10 +63,10 @@ class Fleet:
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def shuffled(self, round: int, purpose: str) -> Iterator[int]:
-        """The clients in an order drawn anew for every round and purpose.
+        """The clients in a random order that differs by round and purpose.
 
-        Of real devices only those that are there, in an order that does not depend on who else was ever there: after a
-        restart the server may know fewer.
+        With real devices, only those that are connected. Their order does not depend on the devices that joined before:
+        after a restart the server may know fewer of them.
         """
         if self.present is not None:
             yield from sorted(self.present, key=lambda client: (derive(self.seed, round, client, purpose), client))
@@ -78,7 +78,7 @@ class Fleet:
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}")
         if self.present is not None and self.members[client] < 0:
-            raise IndexError(f"client {client} has not come yet, so that nobody knows what it can train")
+            raise IndexError(f"client {client} has not joined yet, so its size is unknown")
         if not self.redrawn:
             return self.groups[int(self.members[client])]
         attempt = self._covering_attempt(round) if self.cover else 0
@@ -87,8 +87,8 @@ class Fleet:
     def participants(self, round: int) -> list[int]:
         """The distinct clients that take part in a round, in ascending order.
 
-        Drawn one after another; a client that is not available in this round is passed over. Where fewer than
-        `per_round` are available, all of those take part, and that may be nobody.
+        They are drawn one by one, skipping clients that are not available in this round. If fewer than `per_round` are
+        available, all of them take part; that may be nobody.
         """
         always = all(group.available >= 1 for group in self.groups)
         if always and self.per_round == self.clients and self.present is None:
@@ -115,14 +115,14 @@ class Fleet:
         return _uniform(self.seed, round, client, "available") < self.group_of(client, round).available
 
     def _draw(self, client: int, round: int, attempt: int) -> int:
-        """The place in `groups` that a client draws."""
+        """The index in `groups` that a client draws."""
         point = _uniform(self.seed, round, client, attempt, "capacity")
         reached = 0.0
         for place, share in enumerate(self.shares):
             reached += share
             if point < reached:
                 return place
-        return len(self.shares) - 1  # the shares' sum may be a rounding error below 1
+        return len(self.shares) - 1  # rounding may leave the sum of the shares below 1
 
     def _covering_attempt(self, round: int) -> int:
         """The first attempt at which every group occurs among the participants."""
@@ -131,7 +131,7 @@ class Fleet:
             attempt = 0
             while len({self._draw(client, round, attempt) for client in drawn}) < len(self.groups):
                 attempt += 1
-            self._attempts.clear()  # only the current round is asked for, client by client
+            self._attempts.clear()  # callers ask for one round at a time, client by client
             self._attempts[round] = attempt
         return self._attempts[round]
 
@@ -142,7 +142,7 @@ def _uniform(*names: int | str) -> float:
 
 
 def _shuffled(count: int, seed: int) -> Iterator[int]:
-    """0, 1, ..., count - 1 in random order; costs only what is drawn, as it remembers only what it moved."""
+    """0, 1, ..., count - 1 in random order; time and memory grow with the numbers drawn, not with `count`."""
     draw = random.Random(seed).random
     moved: dict[int, int] = {}
     for place in range(count):
@@ -159,7 +159,7 @@ def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence
         clients: How many clients there are.
         seed: The experiment's seed.
         domains: For assignment = "group": each client's data group, counted from 0. Consecutive data groups
-            share a capacity where there are more of them than capacities.
+            share a capacity if there are more data groups than capacities.
 
     Raises:
         ConfigError: With a line for each problem.
@@ -198,7 +198,7 @@ def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence
 
 
 def open_fleet(config: DevicesConfig, seed: int) -> Fleet:
-    """The groups that a `[devices]` table describes, before anybody knows which devices will come.
+    """The device groups that a `[devices]` table describes, before any device has joined.
 
     >>> fleet = open_fleet(DevicesConfig(capacities=[1.0, 0.5]), seed=0)
     >>> [group.name for group in fleet.groups], fleet.clients
@@ -226,14 +226,14 @@ def enrolled(
     present: Collection[int],
     names: Mapping[int, str] | None = None,
 ) -> Fleet:
-    """The fleet of the real devices that have come so far.
+    """The fleet of the real devices that have joined so far.
 
     Args:
-        planned: what the experiment plans with; its groups are the sizes that are trained.
+        planned: the fleet of the plan; its groups are the sizes that are trained.
         config: the experiment's `[devices]` table.
-        groups: the group's name of every client that ever came, by its id.
-        present: those of them that are there now.
-        names: what the devices are called.
+        groups: the group's name of every client that ever joined, by the client's id.
+        present: the clients that are connected now.
+        names: the devices' names.
 
     >>> planned = open_fleet(DevicesConfig(capacities=[0.5, 1.0]), seed=0)
     >>> fleet = enrolled(planned, DevicesConfig(capacities=[0.5, 1.0]), {0: "1.0", 1: "0.5", 2: "0.5"}, present=[0, 2])
@@ -262,13 +262,13 @@ def enrolled(
 
 
 def _raise_all(problems: Sequence[str]) -> None:
-    """Raises a `ConfigError` if there are any problems."""
+    """Raise a `ConfigError` if there are problems."""
     if problems:
         raise ConfigError("\n".join(problems))
 
 
 def _capacity_kinds(config: DevicesConfig) -> list[DeviceGroup]:
-    """A group for each listed capacity, in the order listed, still without clients."""
+    """A device group for each listed capacity, in the order listed, still without clients."""
     kinds = []
     for place, capacity in enumerate(config.capacities or ()):
         speeds = _speeds(config, place)
@@ -277,12 +277,12 @@ def _capacity_kinds(config: DevicesConfig) -> list[DeviceGroup]:
 
 
 def _named_kinds(config: DevicesConfig) -> list[DeviceGroup]:
-    """A group for each named group, in the order listed, still without clients."""
+    """A device group for each named one, in the order listed, still without clients."""
     return [_named_kind(group, _speeds(config, 0)) for group in config.groups]
 
 
 def _named_kind(group: GroupConfig, defaults: Mapping[str, Any]) -> DeviceGroup:
-    """The group as written, with the fleet's defaults where it says nothing."""
+    """The device group as written, completed by the fleet's defaults."""
     own = {name: getattr(group, name) for name in (*_RATES, "available")}
     if group.bytes_per_second is not None:
         own["bytes_per_second_down"] = own["bytes_per_second_up"] = group.bytes_per_second
@@ -299,7 +299,7 @@ def _named_kind(group: GroupConfig, defaults: Mapping[str, Any]) -> DeviceGroup:
 
 
 def _speeds(config: DevicesConfig, place: int) -> dict[str, Any]:
-    """The speeds, bandwidths and availability that the table gives to the capacity at a place in its list."""
+    """The speeds, bandwidths and availability that the table gives to the capacity at an index of its list."""
     both = config.bytes_per_second
     given: dict[str, float | tuple[float, ...] | None] = {
         "macs_per_second": config.macs_per_second,
@@ -311,7 +311,7 @@ def _speeds(config: DevicesConfig, place: int) -> dict[str, Any]:
 
 
 def _by_size(kinds: Sequence[DeviceGroup], places: Sequence[int]) -> Any:
-    """A sorting key by capacity, or by budgets in the same units; as listed where sizes do not compare."""
+    """A sort key by capacity, or by budgets in the same units; otherwise the listed order stays."""
     sizes: dict[int, tuple[float, ...]] = {place: (float(place),) for place in places}
     units = {
         (*(kind.budget.limits() if kind.budget else ()), kind.depth is None, kind.sparsity is None) for kind in kinds
@@ -353,7 +353,7 @@ def _assigned(
 
 
 def _given_counts(groups: Sequence[GroupConfig], clients: int, problems: list[str]) -> list[int]:
-    """The groups' own numbers of clients; the one that says nothing gets the rest."""
+    """The number of clients of each group; the group without one gets the rest."""
     rest = clients - sum(group.clients or 0 for group in groups)
     open_groups = [group for group in groups if group.clients is None]
     if rest < 0 or (rest == 0 and open_groups) or (rest > 0 and not open_groups):
@@ -376,7 +376,7 @@ def _whole_counts(shares: Sequence[float], clients: int) -> list[int]:
 def _nobody(
     kinds: Sequence[DeviceGroup], counts: Sequence[int], shares: Sequence[float], clients: int
 ) -> Iterator[str]:
-    """A line for each kind whose share of the clients is nobody."""
+    """A line for each group whose share of the clients is nobody."""
     for kind, count, share in zip(kinds, counts, shares):
         if count == 0:
             yield (

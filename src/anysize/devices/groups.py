@@ -1,4 +1,4 @@
-"""Kinds of devices: what each can train, how fast it is, and how long a round takes it."""
+"""Device groups: what their devices can train, how fast they are, and how long a round takes them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class DeviceGroup:
     Attributes:
         name: What the group is called; for a plain capacity, its label.
         label: The size's name in every table: the capacity as given (`"0.25"`), or a budget's group name.
-        capacity: The part of the full model that the device can train, or None with a budget.
+        capacity: The fraction of the full model that the device can train, or None with a budget.
         budget: What the device can afford in units, or None with a capacity.
-        depth: How many blocks of every stage it trains, or None where that is not given.
+        depth: How many blocks of every stage it trains, or None if not given.
         macs_per_second: Compute speed, or None if unknown.
         bytes_per_second_down: Bandwidth from the server, or None if unknown.
         bytes_per_second_up: Bandwidth to the server, or None if unknown.
@@ -43,7 +43,7 @@ class DeviceGroup:
 
 
 def round_seconds(group: DeviceGroup, macs: float, bytes_down: float, bytes_up: float) -> float | None:
-    """The virtual time of one client's round: receive, compute, send. None if nothing is known of the device.
+    """The virtual time of one client's round: receive, compute, send. None if nothing is known about the device.
 
     A speed that is not known takes no time.
 
