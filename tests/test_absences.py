@@ -186,7 +186,7 @@ def test_who_takes_part_does_not_depend_on_who_was_once_there() -> None:
     assert drawn == [after.participants(round) for round in range(1, 30)]
     assert {client for pair in drawn for client in pair} == {0, 1, 2, 4}
     assert all(len(pair) == 2 for pair in drawn)
-    with pytest.raises(IndexError, match="has not come yet"):
+    with pytest.raises(IndexError, match="has not joined yet"):
         after.group_of(3, round=1)
 
 

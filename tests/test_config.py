@@ -278,7 +278,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("devices", {"distribution": "step", "distribution_options": {"sigma": 1.0}}, "it uses step"),
     ("devices", {"distribution": "two-type", "distribution_options": {"weak": 1.0}}, "smaller than strong"),
     ("devices", {"assignment": "group", "fractions": [0.25] * 4}, "leave out fractions"),
-    ("devices", {"groups": [{"name": "a"}]}, "devices.groups[0]: must have a capacity or a budget"),
+    ("devices", {"groups": [{"name": "a"}]}, "devices.groups[0]: must have either a capacity or a budget"),
     ("devices", {"groups": [{"capacity": 1.0}]}, "devices.groups[0].name: missing"),
     ("devices", {"groups": [{"name": "a", "capacity": 1.0, "budget": {"macs": 1}}]}, "one of the two"),
     ("devices", {"groups": [{"name": "a", "budget": {}}]}, "must limit at least one of parameters, macs"),
