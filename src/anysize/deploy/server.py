@@ -10,7 +10,8 @@ from pathlib import Path
 from anysize import interrupts
 from anysize.deploy import folder as layout
 from anysize.deploy.children import Children, answers, is_free
-from anysize.deploy.control import Address, Control, public_key
+from anysize.deploy.control import Control, public_key
+from anysize.deploy.folder import Address
 from anysize.errors import AnysizeError, ConfigError
 
 HOME = "ANYSIZE_FLEET"

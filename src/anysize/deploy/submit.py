@@ -13,7 +13,8 @@ from anysize import config as configs
 from anysize import interrupts
 from anysize.config.tables import ExperimentConfig
 from anysize.deploy import folder as layout
-from anysize.deploy.control import COMPLETED, Address, Control
+from anysize.deploy.control import COMPLETED, Control
+from anysize.deploy.folder import Address
 from anysize.errors import AnysizeError, ConfigError, unknown
 from anysize.wire import Json
 
