@@ -23,7 +23,7 @@ def measure(
     batch_size: int = EVALUATION_BATCH,
     change: Callable[[Batch], Tensor] | None = None,
 ) -> Sums:
-    """Sums and counts of the task's metrics of `module` over all of `part`, its inputs changed if asked."""
+    """Sums and counts of the task's metrics of `module` over all of `part`; `change` may alter the inputs first."""
     return measured(context, module.eval(), part, batches(torch.arange(len(part)), batch_size), change)
 
 
@@ -42,6 +42,6 @@ def measured(
         x = there.x if change is None else change(there)
         with torch.no_grad():
             output = module(x).cpu()
-        judged = min(len(index), len(part))  # a single sample stands twice in its batch, and is judged once
+        judged = min(len(index), len(part))  # a single sample occurs twice in its batch, but counts once
         add(sums, context.task.sums(output[:judged], batch.y[:judged]))
     return sums

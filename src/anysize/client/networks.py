@@ -18,13 +18,13 @@ from anysize.wire import Tensors
 
 
 def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: bool = False) -> nn.Module:
-    """The network of the sub-model; one of the same shapes is used again with the new tensors.
+    """The network of the sub-model; reuses a network of the same shapes and fills it with the new tensors.
 
     Args:
-        context: the client's, which holds the networks that were built before.
+        context: the client's context; it holds the networks that were built before.
         method: the method.
         sub_model: what the client received.
-        fixed: whether batch-norm statistics will be attached to it; such networks are kept apart.
+        fixed: whether batch-norm statistics will be attached to it; such networks are stored separately.
     """
     if not method.reusable:
         return place(layout(method.build(context, sub_model)), context.device)
@@ -39,7 +39,7 @@ def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: boo
         return module
     _, module, first = context.built[key]
     load_into(module, sub_model.tensors)
-    for name, value in first.items():  # what a forward pass may have changed
+    for name, value in first.items():  # a forward pass may have changed them
         owner, _, leaf = name.rpartition(".")
         module.get_submodule(owner)._buffers[leaf] = value.clone()
     module.zero_grad()
@@ -47,7 +47,7 @@ def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: boo
 
 
 def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Copies of the buffers that are no part of the state, by name."""
+    """Copies of the buffers that the state does not include, by name."""
     for prefix, child in module.named_modules():
         for name in sorted(child._non_persistent_buffers_set):
             buffer = child._buffers.get(name)
@@ -56,7 +56,7 @@ def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_into(module: nn.Module, tensors: Tensors) -> None:
-    """Copies `tensors` into the module's tensors of the same names."""
+    """Copy `tensors` into the module's tensors of the same names."""
     if tensors:
         with torch.no_grad():
             for name, tensor in named_tensors(module):

@@ -23,7 +23,7 @@ def make_objective(
     random: torch.Generator | None = None,
     classifier: str | None = None,
 ) -> Callable[[nn.Module, Batch], Tensor]:
-    """The loss of one pass: the task's, if chosen masked to the client's classes, with the entropy term, under attack.
+    """The loss of one pass: the task's loss with the chosen tricks (masked classes, entropy term, attack).
 
     Args:
         task: what is learned.
@@ -155,7 +155,7 @@ def _mask(tricks: Tricks, classes: Tensor | None) -> Tensor | None:
 
 
 def _seen(task: Task, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """A function that gives the part of an output that the loss sees."""
+    """A function that returns the entries of an output that the loss sees."""
     return lambda output: output if mask is None else masked(output, mask, task.class_axis)
 
 

@@ -16,7 +16,7 @@ from anysize.methods.messages import ParameterGroup
 
 
 def make_optimizer(context: Context, method: Method[Any], module: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """A new optimizer over the method's parameter groups, whose momentum is zero."""
+    """A new optimizer with zero momentum over the method's parameter groups."""
     return optimizer_of(context.training, method.groups(module), rate)
 
 
@@ -37,9 +37,9 @@ def optimizer_of(training: TrainingConfig, groups: Iterable[ParameterGroup], rat
 
 
 class SGD(torch.optim.SGD):
-    """Torch's own fused step, asked for directly: finding the way there takes several times as long as the step.
+    """Torch's fused step, called directly: torch's dispatch to it takes several times as long as the step.
 
-    On small networks that is a twentieth of the training. Momentum buffers are there from the start.
+    On small networks that is a twentieth of the training time. Momentum buffers exist from the start.
     """
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -69,6 +69,6 @@ class SGD(torch.optim.SGD):
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """One step, without what torch puts around it for its compiler and its profiler: that loads them, for seconds."""
+    """One step without torch's hooks for its compiler and profiler, which take seconds to load."""
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)

@@ -1,4 +1,4 @@
-"""How a process computes: with one thread, and memory that it holds."""
+"""Settings of a process that computes: one thread, and an allocator that keeps its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One intra-op thread inside: the number of threads changes the last bits of a convolution."""
+    """Use one intra-op thread inside: the number of threads changes the last bits of a convolution."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -26,7 +26,7 @@ _KEEP_BYTES = 1 << 30
 
 
 def hold_memory() -> None:
-    """Lets the allocator reuse large blocks: otherwise every large tensor is mapped, zeroed and unmapped anew.
+    """Let the allocator reuse large blocks: otherwise it maps, zeroes and unmaps memory for every large tensor.
 
     Evaluating the full `small-cnn` on Fashion-MNIST in batches of 500 takes half the time with it. Only glibc has
     this setting; elsewhere nothing happens.

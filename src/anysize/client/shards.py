@@ -1,7 +1,7 @@
-"""Judging a state in pieces: one size on one stretch of the test set is an shard, which any process can sit.
+"""Evaluating a state in shards: a shard is one size on one range of the test set, and any process can measure it.
 
-How the test set is cut is a function of the experiment alone, and sums of the pieces are added in one order: so the
-metrics are the same bits whoever measured which piece.
+The shards depend on the experiment alone, and their sums are added in a fixed order. So the metrics are equal bit for
+bit, whichever process measured which shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anysize.rng import generator
 from anysize.tasks import Sums
 from anysize.wire import Json, Tensors, flatten, restore
 
-_PIECE = 1000  # samples in an shard, at least: few enough that workers end together
+_PIECE = 1000  # the fewest samples in a shard; small enough that workers finish together
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged: a state, and the batch-norm statistics that are not in it, by size label or member name."""
+    """What is evaluated: a state, and batch-norm statistics outside it, by size label or member name."""
 
     state: Any
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
 
     def to_wire(self) -> tuple[Tensors, Json] | None:
-        """As named tensors and JSON for another process, or None where the state's class has no name to find it by."""
+        """The subject as named tensors and JSON, or None if another process cannot import the state's class."""
         kind = type(self.state)
         if not _has_name(kind):
             return None
@@ -73,10 +73,10 @@ class Subject:
 
 
 class Evaluator:
-    """Measures sizes of one subject after another on one part of data."""
+    """Measures sizes of one subject after another on one data set."""
 
     def __init__(self, context: Context, method: Method[Any], part: Part, batch_size: int) -> None:
-        self._context = context.for_client()  # a state and a template must do: so it is the same in every process
+        self._context = context.for_client()  # the client's context, since other processes have no other
         self._method = method
         self._part = part
         # A fixed shuffle: networks that normalise by the batch would see single classes in a sorted test set.
@@ -84,7 +84,7 @@ class Evaluator:
         self._ready: tuple[Subject, Size, nn.Module] | None = None
 
     def shards(self, sizes: Sequence[Size]) -> list[Shard]:
-        """Every size on every stretch of the part, largest sizes first, so that workers end together."""
+        """Every size on every range of the data, largest sizes first, so that workers finish together."""
         lengths = [len(batch) for batch in self._batches]
         return [Shard(size, first, last) for size in reversed(sizes) for first, last in stretches(lengths, _PIECE)]
 
@@ -94,12 +94,12 @@ class Evaluator:
         return measured(self._context, network, self._part, self._batches[shard.first : shard.last])
 
     def forget(self) -> None:
-        """Frees the network of the last shard."""
+        """Free the network of the last shard."""
         self._ready = None
 
     def _network(self, subject: Subject, size: Size) -> nn.Module:
         if self._ready is None or self._ready[0] is not subject or self._ready[1] != size:
-            self._ready = None  # the one before is freed first
+            self._ready = None  # frees the previous one first
             network = answering(finished(self._context, self._method, subject.state, size, subject.statistics))
             self._ready = (subject, size, place(network, self._context.device))
         return self._ready[2]
@@ -107,7 +107,7 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A subject, and all shards by which it is judged."""
+    """A subject and all its shards."""
 
     subject: Subject
     evaluator: Evaluator
@@ -123,7 +123,7 @@ class Evaluation:
 def finished(
     context: Context, method: Method[Any], state: Any, size: Size, statistics: Mapping[str, Statistics]
 ) -> nn.Module:
-    """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics where there are any."""
+    """The ordinary network of that size, in evaluation mode, with fixed batch-norm statistics if it has any."""
     network = method.customize(context, state, size)
     own = statistics_of(context, method, state, size, statistics)
     if own is not None and levels_of(method, context) is None:
@@ -134,7 +134,7 @@ def finished(
 def statistics_of(
     context: Context, method: Method[Any], state: Any, size: Size, known: Mapping[str, Statistics]
 ) -> Statistics | None:
-    """The batch-norm statistics of a size: of a mixture those of its members, else its own; None if unknown."""
+    """The batch-norm statistics of a size, or of its members if it is a mixture; None if unknown."""
     members = method.members(context, state, size) if isinstance(method, Mixture) else []
     if members and all(name in known for name in members):
         return Statistics.joined([known[name] for name in members])
@@ -142,7 +142,7 @@ def statistics_of(
 
 
 def stretches(lengths: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Consecutive ranges of batches of at least `least` samples each, but for the last.
+    """Consecutive ranges of batches with at least `least` samples each, except the last.
 
     >>> stretches([4, 4, 4, 4, 1], 6)
     [(0, 2), (2, 4), (4, 5)]
@@ -157,7 +157,7 @@ def stretches(lengths: Sequence[int], least: int) -> list[tuple[int, int]]:
 
 
 def _has_name(kind: type) -> bool:
-    """Whether another process finds the class by its module and name."""
+    """Whether another process can import the class by its module and name."""
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         return False
     return attrgetter(kind.__qualname__)(importlib.import_module(kind.__module__)) is kind

@@ -1,6 +1,6 @@
 """The Flower app of a fleet: on the server a run of anysize, on a device the client's side of it.
 
-The app that `flwr run` ships holds two lines that import this module; server and devices have anysize installed.
+The app that `flwr run` ships only imports this module; server and devices have anysize installed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
             "the SuperLink was not started with `anysize server`, which names the fleet's folder"
         ) from None
     try:
-        with interrupts.deferred(host=True):  # Flower's handlers raise wherever the run has come to
+        with interrupts.deferred(host=True):  # Flower's handlers raise at any instruction
             run_on(GridLink(grid), home, str(values["experiment"]), bool(values["resume"]), bool(values["overwrite"]))
     except AnysizeError as error:
         tell({"event": "error", "text": str(error)})
@@ -61,9 +61,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process soon after the one that started it: Flower's own way out may wait for a server that is gone.
+    """End this process soon after its parent: Flower's shutdown may wait for a server that has ended.
 
-    A run can be ended at any time: its checkpoint is replaced in one step.
+    A run can end at any time, since its checkpoint is replaced in one step.
     """
     parent = os.getppid()
     while os.getppid() == parent:
@@ -73,7 +73,7 @@ def _end_with_parent() -> None:
 
 
 def run_on(link: Link, home: Path, text: str, resume: bool, overwrite: bool) -> None:
-    """Runs an experiment, by default the folder's own, on the devices at the other end of a link."""
+    """Run an experiment, by default the folder's, on the devices at the other end of a link."""
     config = configs.loads(text, folder=home) if text else configs.load(home / layout.EXPERIMENT)
     directory = home / layout.RUNS / config.name
     made = Experiment.from_config(config)
@@ -89,14 +89,14 @@ def run_on(link: Link, home: Path, text: str, resume: bool, overwrite: bool) -> 
 
 
 def tell(event: Json) -> None:
-    """Prints an event for whoever follows the run's log."""
+    """Print an event to the run's log."""
     sys.stdout.write(f"{MARK}{json.dumps(event)}\n")
     sys.stdout.flush()
 
 
 @client_app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """What the device tells of itself."""
+    """The device's introduction."""
     return _answer(message, context)
 
 
@@ -108,7 +108,7 @@ def train(message: Message, context: Context) -> Message:
 
 @client_app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Sums of the metrics on the device's held-out data, or statistics for batch-norm."""
+    """Sums of the metrics on the device's holdout, or statistics for batch-norm."""
     return _answer(message, context)
 
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_BACKDATED = datetime.timedelta(hours=1)  # devices without a clock of their own may be a little behind
+_BACKDATED = datetime.timedelta(hours=1)  # the clock of a device may be a little behind
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def device_key() -> Pair:
 
 
 def wrong_hosts(hosts: Sequence[str]) -> list[str]:
-    """Those that are neither a host name nor an address.
+    """The hosts that are neither a host name nor an address.
 
     >>> wrong_hosts(["fleet.example.org", "10.0.0.7", "::1", "http://fleet", "fleet:8000", ""])
     ['http://fleet', 'fleet:8000', '']
@@ -90,7 +90,7 @@ def wrong_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Processes that belong to this one: they stop with it, however it ends."""
+"""Child processes that stop with this process, however it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
 }
-"""What Flower's processes are told by their environment, unless the user's says otherwise."""
+"""Environment variables for Flower's processes, unless the user sets them."""
 
 _STOP_SECONDS = 10.0
 _PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
@@ -28,8 +28,7 @@ _PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its pare
 class Children:
     """Starts processes and stops them all at the end, the last one first.
 
-    A process that we start ends with us even if we are killed: on Linux the kernel sees to it. Flower's own processes
-    watch their parents.
+    A child ends even if this process is killed: on Linux the kernel ends it. Flower's processes watch their parents.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class Children:
     def start(
         self, name: str, command: Sequence[str], log: IO[bytes] | None = None, more: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """A process whose output goes to `log`, by default where ours goes; `more` is added to its environment."""
+        """Start a process; its output goes to `log`, by default to this process's; `more` extends its environment."""
         process = subprocess.Popen(
             list(command),
             env=environment() | dict(more or {}),
@@ -51,13 +50,13 @@ class Children:
         return process
 
     def ended(self) -> list[tuple[str, int]]:
-        """Names and exit codes of those that have ended by themselves; they are forgotten."""
+        """Names and exit codes of the processes that ended since the last call."""
         over = [(name, process) for name, process in self._running if process.poll() is not None]
         self._running = [entry for entry in self._running if entry not in over]
         return [(name, process.returncode) for name, process in over]
 
     def stop(self) -> None:
-        """Asks each to end, waits a little, and ends those that did not."""
+        """Ask each process to end, wait a little, and kill those that did not."""
         for _, process in reversed(self._running):
             if process.poll() is None:
                 process.terminate()
@@ -78,14 +77,14 @@ class Children:
 
 
 def environment() -> dict[str, str]:
-    """Our own environment for Flower's processes, which look for each other's commands on the path."""
+    """This environment, extended for Flower's processes: they find each other's commands on the path."""
     path = os.environ.get("PATH", "")
     own = str(Path(sys.executable).parent)
     return SETTINGS | dict(os.environ) | {"PATH": path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port on which nobody listens now."""
+    """A port that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
@@ -93,7 +92,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether we could listen there."""
+    """Whether this process could listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,7 +104,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         with socket.create_connection((reached, port), timeout=1):

@@ -1,4 +1,4 @@
-"""The SuperLink's door for whoever runs it: which keys may join, and runs to start, follow and stop."""
+"""Control of a SuperLink: which keys may join, and runs to start, follow and stop."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ class Control:
         )
 
     def keys(self) -> dict[bytes, tuple[int, str]]:
-        """The keys that may join: for each its node's id and name."""
+        """The keys that may join, each with its node's id and name."""
         nodes = self._asked(self._client.ListNodes, ListNodesRequest()).nodes_info
         return {bytes(node.public_key): (int(node.node_id), str(node.name)) for node in nodes}
 
     def admit(self, key: bytes, name: str) -> None:
-        """Puts a key on the list, under its device's name."""
+        """Add a key to the list, under its device's name."""
         self._asked(self._client.RegisterNode, RegisterNodeRequest(public_key=key, name=name))
 
     def release(self, node: int) -> None:
-        """Takes a node's key off the list."""
+        """Remove a node's key from the list."""
         self._asked(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node))
 
     def start(self, app: Path, values: Mapping[str, Any]) -> int:
-        """Starts a run of an app and gives its number."""
+        """Start a run of an app, and return its number."""
         bundle = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(values)))
@@ -90,13 +90,13 @@ class Control:
         self._asked(self._client.StopRun, StopRunRequest(run_id=run))
 
     def outcome(self, run: int) -> tuple[str, str]:
-        """How a run ended and what is said about it: ("completed", ""), ("failed", why), or ("running", "")."""
+        """The outcome of a run and its details: ("completed", ""), ("failed", why), or ("running", "")."""
         answer = self._asked(self._client.ListRuns, ListRunsRequest(run_id=run))
         status = answer.run_dict[run].status
         return (status.sub_status, status.details) if status.status == FINISHED else (status.status, status.details)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> Control:
@@ -119,7 +119,7 @@ class Control:
 
 
 def public_key(path: Path) -> bytes:
-    """A public key of a file as a SuperLink lists it; refused if it is none that Flower takes."""
+    """The public key in a file, as a SuperLink lists it; an error if Flower does not accept it."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:

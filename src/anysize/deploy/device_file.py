@@ -20,7 +20,7 @@ from anysize.devices.budget import Budget
 
 
 def _code_name(text: str) -> str:
-    """The text, which names a function as "module:function"."""
+    """The text; raises unless it names a function as "module:function"."""
     module, _, attribute = text.partition(":")
     if not module or not attribute or module.startswith("."):
         raise ValueError('must be "package.module:function"')
@@ -28,7 +28,7 @@ def _code_name(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    """The text, which is a host and a port."""
+    """The text; raises unless it is a host and a port."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError('must be "host:port"')
@@ -48,26 +48,26 @@ class DeviceConfig(Table):
 
     whole: ClassVar[str] = "the device's file"
     name: Name
-    """What the device is called; a device that comes back under its name is the client that it was."""
+    """The name of the device; a device that rejoins under its name stays the same client."""
     server: Annotated[Name, AfterValidator(_address)]
     """Where the server is: `"host:port"`."""
     data: Code
-    """The function that gives the device's data: `"package.module:function"`, called with the device's name and
+    """The function that returns the device's data: `"package.module:function"`, called with the device's name and
     `options`."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments of that function."""
     capacity: Fraction | None = None
-    """The part of the full model that the device can train."""
+    """The fraction of the full model that the device can train."""
     budget: BudgetConfig | None = None
     """What it can afford, in units, in place of a capacity; without either, `anysize join --measure` finds one."""
     memory_bytes: Positive | None = None
-    """Memory that a task may take; absent: what is free when it comes."""
+    """The memory that a job may take; absent: what is free when its message arrives."""
     key: Name | None = None
     """The file of its private key, relative to this one."""
     certificate: Name | None = None
-    """The file of the certificate of the authority that the server's is checked against, relative to this one."""
+    """The certificate of the authority that signed the server's certificate: a file, relative to this one."""
     allow: Annotated[tuple[Code, ...], Field(strict=False)] = ()
-    """Names of models, methods and tasks of your own, `"module:name"`, that an experiment may use on this device."""
+    """Your own models, methods and tasks, `"module:name"`, that an experiment may use on this device."""
     _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class DeviceConfig(Table):
         return Limits(self.capacity, budget, self.memory_bytes)
 
     def path(self, name: str) -> Path:
-        """The file that the device's file calls `name`: relative names start at its folder."""
+        """The path of a file that the device's file names; relative names start at its folder."""
         return self.folder / name
 
 
@@ -97,9 +97,9 @@ class Limits:
     """What a device can afford.
 
     Attributes:
-        capacity: the part of the full model, or None.
+        capacity: the fraction of the full model, or None.
         budget: in units, or None.
-        memory_bytes: what a task may take; None for what is free.
+        memory_bytes: the memory that a job may take; None: what is free.
 
     >>> str(Limits(0.25)), str(Limits(budget=Budget(macs=1e6)))
     ('capacity, 0.25,', 'budget, macs = 1e+06,')
@@ -116,7 +116,7 @@ class Limits:
 
 
 def load(path: str | Path) -> DeviceConfig:
-    """The device in a TOML file; its folder becomes importable, since its data's function may lie there.
+    """The device in a TOML file; its folder becomes importable, since it may hold the function for the data.
 
     Raises:
         ConfigError: with a line for each problem.
@@ -139,7 +139,7 @@ def loads(text: str) -> DeviceConfig:
 
 
 def dumps(device: DeviceConfig) -> str:
-    """The complete TOML of a device; `loads` gives an equal one back.
+    """The complete TOML of a device; `loads` returns an equal one.
 
     >>> text = dumps(DeviceConfig(name="cam", server="localhost:9092", data="shop:load", budget={"macs": 1e6}))
     >>> loads(text).budget.macs

@@ -1,4 +1,4 @@
-"""Data for trying out a fleet: the bundled digits, divided among devices by their names' places in a list."""
+"""Data for trying out a fleet: the bundled digits, divided among the devices of a list."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def digits(device: str, devices: list[str]) -> Share:
     """The digits of one device: every n-th of a fixed shuffle.
 
     Args:
-        device: its name.
-        devices: the names of all, in one order everywhere.
+        device: the device's name.
+        devices: the names of all devices, in the same order everywhere.
 
     >>> len(digits("cam", ["board", "cam", "van"]).train)
     479

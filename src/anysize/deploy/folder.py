@@ -3,11 +3,11 @@
 experiment.toml          what is learned
 fleet.toml               where the server listens
 certificates/            the authority's and the server's; their private keys stay on the server
-devices/NAME/            all that one device needs: copy it there
+devices/NAME/            everything that one device needs: copy it there
 app/                     the Flower app, for `flwr run`
 flower/                  FLWR_HOME of the server: names the SuperLink for `flwr`
 systemd/                 units as examples
-runs/, logs/, state.db   made while it runs
+runs/, logs/, state.db   written by the server
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ NAME = "fleet"
 """What Flower calls the SuperLink of a fleet's folder."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825  # some clients refuse server certificates that are good for longer
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825  # some clients refuse server certificates that are valid for longer
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink is, and the certificate of the authority that signed its own; None for no TLS."""
+    """The address of a SuperLink, and the certificate of its authority; None for no TLS."""
 
     place: str
     authority: Path | None
@@ -52,14 +52,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `anysize deploy init` is asked for.
+    """The input of `anysize deploy init`.
 
     Attributes:
         experiment: text of the experiment file.
         devices: their names, each with its capacity or budget as in device.toml.
         hosts: names and addresses under which devices reach the server, the first of them in each device.toml.
-        port: on which it listens.
-        data: "package.module:function" that gives a device its own data.
+        port: the port of the server.
+        data: the "package.module:function" that returns a device's data.
         options: its keyword arguments.
     """
 
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What fleet.toml says: the address to listen on, the port, and the host under which devices know the server."""
+    """What fleet.toml says: the address to listen on, the port, and the host name that devices use."""
 
     listen: str
     port: int
@@ -87,7 +87,7 @@ def planned(
     port: int,
     data: str | None,
 ) -> Plan:
-    """A plan with the defaults filled in: the example experiment, a device of each of its sizes, this machine."""
+    """A plan with defaults: the example experiment, a device for each of its sizes, this machine."""
     text = _template(EXPERIMENT, least="1") if file is None else _experiment_text(file)
     config = configs.loads(text)
     if not config.own_data:
@@ -125,7 +125,7 @@ def named(pairs: Sequence[str]) -> dict[str, Json]:
 
 
 def extend(home: Path, devices: Mapping[str, Json], data: str | None) -> None:
-    """Adds devices to a fleet's folder; what is there stays as it is."""
+    """Add devices to a fleet's folder; nothing in it changes."""
     fleet = read(home)
     text = _experiment_text(home / EXPERIMENT)
     names = sorted({*device_keys(home), *devices})
@@ -134,11 +134,8 @@ def extend(home: Path, devices: Mapping[str, Json], data: str | None) -> None:
 
 
 def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
-    """Writes the folder. Certificates and keys that are there stay, unless it may overwrite them.
-
-    So a second call with more devices adds those; nothing that a device already has stops working.
-    """
-    wrong = [f"device name {name!r}: requests, digits, - _ . only" for name in plan.devices if not _is_name(name)]
+    """Write the folder; an error if it holds a fleet, unless that may be overwritten, keys included."""
+    wrong = [f"device name {name!r}: use only letters, digits, - _ ." for name in plan.devices if not _is_name(name)]
     wrong += [f"host {host!r}: a name or an address without port and prefix" for host in wrong_hosts(plan.hosts)]
     wrong += [] if 0 < plan.port < 65536 else [f"port {plan.port}: must be between 1 and 65535"]
     if wrong:
@@ -167,11 +164,11 @@ def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
         unit = _template(f"{name}.service", home=str(home.resolve()), command=command)
         _text(home / SYSTEMD / f"anysize-{name}.service", unit)
     _text(home / README, _template(README, home=str(home), server=f"{plan.hosts[0]}:{plan.port}"))
-    _text(home / ".gitignore", "*\n")  # private keys do not belong into a repository
+    _text(home / ".gitignore", "*\n")  # private keys do not belong in a repository
 
 
 def add_devices(home: Path, plan: Plan) -> None:
-    """Writes the folder of each device: its file, its key, the authority's certificate, the experiment."""
+    """Write the folder of each device: its file, its key, the authority's certificate, the experiment."""
     for name, can in plan.devices.items():
         folder = home / DEVICES / name
         if (folder / KEY).exists():
@@ -211,19 +208,19 @@ def device_keys(home: Path) -> dict[str, Path]:
 
 
 def address(home: Path, port: int, insecure: bool) -> Address:
-    """Where the SuperLink of a folder is reached from its own machine."""
+    """The address of a folder's SuperLink on its own machine."""
     return Address(f"127.0.0.1:{port}", None if insecure else (home / CERTIFICATES / AUTHORITY).resolve())
 
 
 def write_connection(home: Path, place: Address) -> None:
-    """Names the SuperLink for Flower's own command: `FLWR_HOME=DIR/flower flwr run DIR/app fleet`."""
+    """Write the SuperLink's entry for Flower's command: `FLWR_HOME=DIR/flower flwr run DIR/app fleet`."""
     secure = f"root-certificates = {json.dumps(str(place.authority))}" if place.authority else "insecure = true"
     lines = ["[superlink]", f'default = "{NAME}"', "", f"[superlink.{NAME}]", f'address = "{place.place}"', secure, ""]
     _text(home / FLOWER / "config.toml", "\n".join(lines))
 
 
 def write_app(folder: Path) -> Path:
-    """Writes the Flower app and gives its folder."""
+    """Write the Flower app, and return its folder."""
     package = folder / "anysize_fleet"
     _text(folder / "pyproject.toml", _template("pyproject.toml"))
     _text(folder / "LICENSE", "Licensed under the Apache License, Version 2.0.\n")
@@ -245,13 +242,13 @@ def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def _experiment_text(file: Path) -> str:
-    """The text of an experiment file, which is checked."""
+    """The text of an experiment file; an error if it is not valid."""
     configs.load(file)
     return file.read_text(encoding="utf-8-sig")
 
 
 def _kinds(config: ExperimentConfig) -> list[Json]:
-    """What a device of each of the experiment's sizes says that it can train, smallest first."""
+    """The capacity or budget of a device for each of the experiment's sizes, smallest first."""
     groups = open_fleet(config.devices, config.seed).groups
     return [{"capacity": g.capacity} if g.budget is None else {"budget": g.budget.limits()} for g in groups]
 

@@ -1,4 +1,4 @@
-"""What a device tells of itself before it takes part, and what it says in general, as the server may repeat it."""
+"""A device's introduction before it takes part, and its words made safe to print."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from anysize.devices.budget import Budget
 from anysize.errors import AnysizeError
 from anysize.wire import Json
 
-_LONGEST = 300  # characters of what a device says
+_LONGEST = 300  # characters of a device's words that are shown
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a device tells of itself.
+    """What a device tells about itself.
 
     Attributes:
-        name: the device's.
-        capacity: the part of the full model that it can train, or None with a budget.
+        name: the device's name.
+        capacity: the fraction of the full model that it can train, or None with a budget.
         budget: what it can afford in units, or None with a capacity.
 
     >>> Introduction.of(Introduction("cam", 0.25).to_note())
@@ -32,17 +32,17 @@ class Introduction:
 
     @classmethod
     def of(cls, note: Json) -> Introduction:
-        """The introduction in a note, refused in plain words if it is none."""
+        """The introduction in a note; an error if it is not valid."""
         if "failure" in note:
             raise AnysizeError(f"says: {plain(note['failure'])}")
         about = note.get("device")
         if not isinstance(about, dict) or not isinstance(about.get("name"), str) or not about["name"]:
             raise AnysizeError("did not say its name")
         if about["name"] != plain(about["name"]):
-            raise AnysizeError(f"calls itself {plain(about['name'])!r}, which is no short plain name")
+            raise AnysizeError(f"calls itself {plain(about['name'])!r}, which is not a short plain name")
         capacity, budget = about.get("capacity"), about.get("budget")
         if (capacity is None) == (budget is None):
-            raise AnysizeError("must tell a capacity or a budget, one of the two")
+            raise AnysizeError("must tell either a capacity or a budget")
         if capacity is not None and not (is_number(capacity) and 0 < capacity <= 1):
             raise AnysizeError(f"has capacity {plain(capacity)}; it must be above 0 and at most 1")
         try:
@@ -52,7 +52,7 @@ class Introduction:
         return cls(about["name"], capacity, limits)
 
     def to_note(self) -> Json:
-        """As a note; `of` is the inverse."""
+        """The introduction as a note; `of` is the inverse."""
         budget = None if self.budget is None else self.budget.limits()
         return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget}}
 
@@ -68,7 +68,7 @@ class Introduction:
 
 
 def plain(said: object) -> str:
-    """What a device says, as one short line without control signs.
+    """A device's words as one short line without control characters.
 
     >>> plain("no\\x1b[31m memory\\nTraceback ...")
     'no [31m memory Traceback ...'

@@ -18,21 +18,21 @@ from anysize.deploy.device_file import DeviceConfig
 from anysize.errors import ConfigError
 
 _WATCH_SECONDS = 0.5
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a part that ended is started again
-_STEADY_SECONDS = 120.0  # a part that ran so long ended for a new reason
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a process that ended is started again
+_STEADY_SECONDS = 120.0  # a process that ran this long ended for a new reason
 
 Say = Callable[[str], None]
 Until = Callable[[], bool]
 
 
 def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until = lambda: False) -> None:
-    """Takes part in a fleet until `until` says so, or the process is told to stop.
+    """Take part in a fleet until `until` returns true, or the process is told to stop.
 
     Args:
-        file: the device's own.
-        insecure: without TLS and key, for a server that was started so.
-        say: told what a user should know.
-        until: asked now and then whether it is enough.
+        file: the device's file.
+        insecure: without TLS and key, for a server that runs without them.
+        say: called with lines for the user.
+        until: called now and then; returns whether to stop.
     """
     device = device_file.load(file)
     own_data.check_limits(device)
@@ -57,9 +57,9 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
 def keep_up(
     children: Children, commands: Mapping[str, Sequence[str]], more: Mapping[str, str], say: Say, until: Until
 ) -> None:
-    """Runs the commands, and again whatever ends, after a pause that grows.
+    """Run the commands, and restart those that end, after a growing pause.
 
-    The network may be down for a while, and a training step may run out of memory: a device comes back by itself.
+    The network may be down for a while, and a training step may run out of memory: a device recovers by itself.
     """
     began, pauses = dict.fromkeys(commands, 0.0), dict.fromkeys(commands, _FIRST_PAUSE)
     due = dict.fromkeys(commands, 0.0)
@@ -78,7 +78,7 @@ def keep_up(
 
 
 def supernode(device: DeviceConfig, port: int, secret: Path, insecure: bool) -> list[str]:
-    """What starts the SuperNode of a device."""
+    """The command that starts the SuperNode of a device."""
     secure = [] if insecure else ["--root-certificates", _file(device, "certificate")]
     secure += [] if insecure else ["--auth-supernode-private-key", _file(device, "key")]
     return [
@@ -90,7 +90,7 @@ def supernode(device: DeviceConfig, port: int, secret: Path, insecure: bool) -> 
 
 
 def _file(device: DeviceConfig, key: str) -> str:
-    """The file that the device's own names under a key; an error if there is none."""
+    """The path that the device's file gives under a key; an error if there is none."""
     name = getattr(device, key)
     if name is None:
         raise ConfigError(f"device '{device.name}': its file names no {key}; `anysize deploy init` makes one")

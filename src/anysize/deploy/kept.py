@@ -1,7 +1,7 @@
-"""What stays on a device from turn to turn (local batch-norm), in files beside its own.
+"""Tensors that stay on a device from turn to turn (local batch-norm), in files beside the device's file.
 
-Flower's own store for this ends with a run and with the SuperNode. A server that was killed goes on with another run,
-from a checkpoint that may lie before the device's last turn; so the turns since a checkpoint are all kept.
+Flower's store for this ends with a run and with the SuperNode. A server that was killed continues with another run,
+from a checkpoint that may be older than the device's last turn; so the files of all turns since that checkpoint stay.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from anysize.atomic import write
 from anysize.errors import AnysizeError, CheckpointError
 from anysize.wire import Tensors, dump, load
 
-_RUNS = 3  # runs whose files are kept; a device may serve several in turn
+_RUNS = 3  # runs whose files stay; a device may serve several in turn
 
 
 class Kept:
-    """The tensors that a device keeps for one run, by the round of the turn at which it had them.
+    """The tensors that a device keeps for one run, by the round of each turn.
 
     Args:
-        folder: of all runs.
-        run: which one.
+        folder: the folder of all runs.
+        run: the run's id.
         checkpoint_every: rounds from one checkpoint of the server to the next.
 
     >>> import tempfile, torch
@@ -39,12 +39,12 @@ class Kept:
 
     def __init__(self, folder: Path, run: str, checkpoint_every: int) -> None:
         if re.fullmatch(r"[0-9a-f]{1,64}", run) is None:
-            raise AnysizeError("the server names its run by something that is no number")
+            raise AnysizeError("the server's name for its run is not a hexadecimal number")
         self._runs, self._folder = folder, folder / run
         self._every = checkpoint_every
 
     def before(self, round: int) -> Tensors:
-        """What was kept at the last turn before a round; a turn at or after it belongs to a run that was killed."""
+        """The tensors of the last turn before a round; a turn at or after it belongs to a run that was killed."""
         turns = self._turns()
         for turn in (turn for turn in turns if turn >= round):
             self._file(turn).unlink(missing_ok=True)
@@ -55,7 +55,7 @@ class Kept:
         return load(file.read_bytes(), str(file), CheckpointError)[0]
 
     def put(self, round: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keeps tensors of a turn, and forgets those that no checkpoint to come can ask for."""
+        """Save the tensors of a turn, and delete those that no later checkpoint can need."""
         if not tensors:
             return
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""A run's connection to its devices: who is there, messages to them, their replies."""
+"""A run's connection to its devices: the connected ones, messages to them, their replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Node:
 
     Attributes:
         id: Flower's number for it.
-        name: under which its key is on the list; empty on an insecure SuperLink, which has none.
+        name: the name of its key; empty on an insecure SuperLink, which has no list of keys.
         since: when it connected.
     """
 
@@ -38,14 +38,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: records, or why there are none."""
+    """A reply: records, or why there are none."""
 
     content: RecordDict | None
     error: str = ""
 
 
 class Link(Protocol):
-    """What an engine needs of a connection."""
+    """What an engine needs from a connection."""
 
     def nodes(self) -> list[Node]:
         """Who is connected now."""

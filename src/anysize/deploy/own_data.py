@@ -1,4 +1,4 @@
-"""A device's own data, checked before it trains."""
+"""A device's data, checked before it trains."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from anysize.rng import generator
 
 
 def own_share(device: DeviceConfig, config: ExperimentConfig, signature: Signature) -> Share:
-    """The device's own data, checked against what the experiment's network takes.
+    """The device's data, checked against the inputs and targets of the experiment.
 
-    Where its function holds nothing out, `data.validation` of it is, the same samples every time.
+    If its function provides no holdout, a fraction `data.validation` of the samples becomes the holdout: the same
+    samples every time.
 
     Raises:
         DataError: with a line for each problem.
     """
     loader = from_function(device.data, by_name(device.data, "data set", ()), device.options)
     if not callable(loader):
-        raise DataError(f"data = '{device.data}': its first parameter must be `device`, and it must give an az.Share")
+        raise DataError(f"data = '{device.data}': its first parameter must be `device`, and it must return an az.Share")
     share: Share = loader(device.name)
     parts = {"train": share.train} | ({} if share.held_out is None else {"held_out": share.held_out})
     problems = [
@@ -37,7 +38,7 @@ def own_share(device: DeviceConfig, config: ExperimentConfig, signature: Signatu
 
 
 def held_apart(share: Share, part: float, name: str) -> Share:
-    """The share with a part of its samples held out, at least one of two.
+    """The share with a fraction of its samples as holdout: at least one, if there are two.
 
     >>> share = held_apart(Share(train=([[float(i)] for i in range(10)], [0] * 10)), 0.2, "cam")
     >>> len(share.train), len(share.held_out)
@@ -54,7 +55,7 @@ def held_apart(share: Share, part: float, name: str) -> Share:
 
 
 def unfit(part: Part, signature: Signature) -> list[str]:
-    """Why a part of the data does not fit the network; nothing if it does."""
+    """Why data does not fit the network; empty if it does."""
     if len(part) == 0:
         return ["there are no samples"]
     x, y = part.batch(torch.zeros(1, dtype=torch.int64))
@@ -73,7 +74,7 @@ def unfit(part: Part, signature: Signature) -> list[str]:
 
 
 def _values(part: Part, signature: Signature, tokens: bool) -> list[str]:
-    """What is wrong with the values of samples that have the right form; each is looked at once."""
+    """Problems with the values of samples of the right shape; reads each sample once."""
     problems: dict[str, None] = {}
     for index in torch.split(torch.arange(len(part)), _AT_ONCE):
         x, y = part.batch(index)
@@ -88,7 +89,7 @@ def _values(part: Part, signature: Signature, tokens: bool) -> list[str]:
     return list(problems)
 
 
-_AT_ONCE = 512  # samples that are looked at together
+_AT_ONCE = 512  # samples that are checked together
 
 
 def _within(values: Any, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which device is which client of a run, for as long as the run lasts: kept in a file of the run directory."""
+"""Which device is which client of a run, in a file of the run directory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FILE = "fleet.json"
 
 @dataclass
 class Roster:
-    """Client ids by the names of their devices: a device that comes back is the client that it was.
+    """Client ids by the names of their devices: a device that rejoins stays the same client.
 
     Attributes:
-        path: of the file.
-        run: what tells this run from every other, so that a device finds what it kept for it.
-        clients: the id of each name.
+        path: the file.
+        run: the unique id of the run, by which a device finds the tensors that it kept for it.
+        clients: the client id of each name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +37,7 @@ class Roster:
 
     @classmethod
     def at(cls, directory: Path, names: Iterable[str], fresh: bool = False) -> Roster:
-        """The roster of the run in a directory; a new one, or a `fresh` one, begins with these names, sorted."""
+        """The roster of the run in a directory; a new one, or a `fresh` one, starts with these names, sorted."""
         path = directory / FILE
         if path.is_file() and not fresh:
             return cls._read(path)
@@ -46,7 +46,7 @@ class Roster:
         return roster
 
     def enter(self, names: Iterable[str], always: bool = False) -> None:
-        """Gives ids to names that have none, in alphabetical order, and saves that."""
+        """Give ids to new names, in alphabetical order, and save the file."""
         new = sorted(set(names) - set(self.clients))
         first = max(self.clients.values(), default=-1) + 1
         self.clients |= {name: first + place for place, name in enumerate(new)}
@@ -61,5 +61,5 @@ class Roster:
             return cls(path, str(found["run"]), {str(name): int(client) for name, client in found["clients"].items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({error}); bring back a whole copy of it, or begin again with --overwrite"
+                f"{path} is damaged ({error}); restore an intact copy of it, or start again with --overwrite"
             ) from None

@@ -1,4 +1,4 @@
-"""`anysize join --measure`: what this device can train, found out by trying, and written into its file."""
+"""`anysize join --measure`: measures what this device can train, and writes it into the device's file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measurement:
-    """Measures this machine for the experiment beside a device's file, and writes the capacity into the file.
+    """Measure this machine for the experiment beside a device's file, and write the capacity into the file.
 
     A round may take as long as the experiment's `engine.round_timeout`, training and messages together.
     """
@@ -50,7 +50,7 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
 
 
 def bytes_per_second(device: DeviceConfig, insecure: bool, say: Say) -> float | None:
-    """How fast bytes go to the server and back; None, and a word on it, if it does not answer."""
+    """The bandwidth to the server and back; None, with a notice, if the server does not answer."""
     scheme = "http" if insecure else "https"
     trusted = True if insecure else ssl.create_default_context(cafile=device.path(device.certificate or ""))
     try:
@@ -61,12 +61,12 @@ def bytes_per_second(device: DeviceConfig, insecure: bool, say: Say) -> float | 
             client.get(SPEED).raise_for_status()
             return 2 * SPEED_BYTES / (time.perf_counter() - began)
     except (httpx.HTTPError, OSError) as error:
-        say(f"the server at {device.server} does not answer ({error}): messages are taken to cost no time")
+        say(f"the server at {device.server} does not answer ({error}): messages are assumed to take no time")
         return None
 
 
 def described(found: Measurement, speed: float | None) -> list[str]:
-    """What was measured, a line for each size."""
+    """The measurements, a line for each size."""
     memory = "unknown" if found.memory_bytes is None else f"{found.memory_bytes / 1e6:.0f} MB"
     rate = "unknown" if speed is None else f"{speed / 1e6:.1f} MB/s"
     lines = [f"free memory {memory}, to and from the server {rate}"]

@@ -32,15 +32,15 @@ def serve(
     say: Say = print,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Runs a SuperLink until `until` says so, or the process is told to stop.
+    """Run a SuperLink until `until` returns true, or the process is told to stop.
 
     Args:
         home: the folder that `anysize deploy init` made.
         host: the address to listen on; by default the one in its fleet.toml.
         port: likewise.
-        insecure: without TLS and without the list of keys: whoever reaches the port can read and take part.
-        say: told what a user should know.
-        until: asked now and then whether it is enough.
+        insecure: without TLS and without the list of keys: anyone who reaches the port can read and take part.
+        say: called with lines for the user.
+        until: called now and then; returns whether to stop.
     """
     home = home.resolve()
     fleet = layout.read(home)
@@ -71,7 +71,7 @@ def serve(
 
 
 def command(home: Path, host: str, port: int, insecure: bool) -> list[str]:
-    """What starts the SuperLink."""
+    """The command that starts the SuperLink."""
     certificates = home / layout.CERTIFICATES
     secure = [
         "--ssl-ca-certfile",
@@ -91,7 +91,7 @@ def command(home: Path, host: str, port: int, insecure: bool) -> list[str]:
 
 
 def admitted(home: Path, address: Address) -> str:
-    """Makes the SuperLink's list of keys that of the folder, and says in one line what it is."""
+    """Make the SuperLink's list of keys equal to the folder's, and return a line that lists the devices."""
     wanted = {public_key(path): name for name, path in layout.device_keys(home).items()}
     with Control(address) as control:
         listed = control.keys()

@@ -30,12 +30,12 @@ def submit(
     overwrite: bool = False,
     on_event: Callable[[Json], None] = lambda event: None,
 ) -> str:
-    """Runs an experiment on a fleet to its end, and gives the run directory on the server's disk.
+    """Run an experiment on a fleet to its end, and return the run directory on the server's disk.
 
     Args:
         config: the experiment. Code that it names must be in the fleet's folder on the server.
-        superlink: the fleet's folder, on the machine of the server; or a name in Flower's own config.toml.
-        resume: go on with the run that the server has.
+        superlink: the fleet's folder, on the server's machine; or a name in Flower's config.toml.
+        resume: continue the run on the server.
         overwrite: replace it.
         on_event: called with every event as it happens.
     """
@@ -57,7 +57,7 @@ def submit(
 
 
 def _followed(control: Control, run: int, on_event: Callable[[Json], None]) -> list[Json]:
-    """The events that ended a run, all of them told as they come; who stops following stops the run."""
+    """The error events of a run; passes on every event as it comes. An interrupt here stops the run."""
     ended: list[Json] = []
     try:
         for event in filter(None, map(event_in, control.lines(run))):
@@ -71,7 +71,7 @@ def _followed(control: Control, run: int, on_event: Callable[[Json], None]) -> l
 
 
 def located(superlink: str) -> Address:
-    """Where a SuperLink is, given a fleet's folder or a name in Flower's config.toml."""
+    """The address of a SuperLink, from a fleet's folder or a name in Flower's config.toml."""
     folder = Path(superlink)
     if folder.is_dir():
         return connection(folder / layout.FLOWER / "config.toml", layout.NAME)
@@ -81,7 +81,7 @@ def located(superlink: str) -> Address:
 
 
 def connection(file: Path, name: str) -> Address:
-    """The SuperLink of that name in a config.toml of Flower's."""
+    """The SuperLink of that name in Flower's config.toml."""
     try:
         known: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""`python -m anysize.deploy.superlink`: Flower's SuperLink, all but the devices' door of it for this machine only.
+"""`python -m anysize.deploy.superlink`: Flower's SuperLink; other machines reach only what devices need.
 
-A SuperLink answers three kinds of callers on one port: devices, whose keys it checks, and its own processes and
-whoever starts runs or registers keys, whom it does not ask who they are. So that nobody from outside can run code on
-the server or put a key on the list, only requests from this machine reach the latter two. From elsewhere one goes
-through `ssh -L`.
+A SuperLink answers three kinds of callers on one port: devices, its own processes, and users who start runs or register
+keys. It checks the keys of devices only. So that nobody from outside can run code on the server or register a key, it
+accepts the other two kinds of requests from this machine only. Users elsewhere connect through `ssh -L`.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _DEVICES = "/v1/fleet/"
 SPEED = "/v1/fleet/anysize-speed"
-"""Where a device that measures itself sends and gets bytes, to see how long that takes."""
+"""The path that a device uses to measure its bandwidth."""
 SPEED_BYTES = 1 << 20
 
 
 class OnlyDevicesFromOutside:
-    """Refuses requests from other machines, except those that devices make, and answers those about speed."""
+    """Refuses requests from other machines, except those of devices, and answers bandwidth measurements."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +39,7 @@ class OnlyDevicesFromOutside:
 
 
 async def _speed(scope: Scope, receive: Receive, send: Send) -> None:
-    """Takes up to a megabyte and forgets it, or gives one."""
+    """Receive and discard up to a megabyte, or send one."""
     request, came = Request(scope, receive), 0
     async for part in request.stream():
         came += len(part)
@@ -52,7 +51,7 @@ async def _speed(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def allowed(path: str, caller: Any) -> bool:
-    """Whether a caller, as (address, port), may ask for a path.
+    """Whether a caller, as (address, port), may request a path.
 
     >>> allowed("/v1/fleet/pull-messages", ("10.0.0.7", 4711)), allowed("/v1/control/start-run", ("10.0.0.7", 4711))
     (True, False)
@@ -68,7 +67,7 @@ def allowed(path: str, caller: Any) -> bool:
 
 
 def main() -> None:
-    """Starts the SuperLink that the command line describes; the same options as `flower-superlink`."""
+    """Start the SuperLink; takes the same options as `flower-superlink`."""
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
 

@@ -1,8 +1,8 @@
-"""`python -m anysize.deploy.worker`: does what a device is asked, for the SuperNode beside it.
+"""`python -m anysize.deploy.worker`: does a device's jobs, for the SuperNode on the same machine.
 
-Flower would load and run the app that the server sends with every message, in a process of its own. A device takes
-code from its own disk only: this process does every task with the anysize that is installed here, whatever app came
-along, and stays, so that PyTorch is loaded once.
+For every message, Flower would run the app that the server sends, in a new process. A device runs code only from its
+own disk: this process does every job with the installed anysize, whatever app the server sent. It stays alive, so that
+PyTorch is loaded once.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ Answer = Callable[[Message, Context], Message]
 
 
 def main(settings: Path) -> None:
-    """Works until the process is stopped; the settings are a file that `anysize join` writes."""
+    """Work until the process is stopped; `anysize join` writes the file of settings."""
     told = json.loads(settings.read_text())
     work(told["runtime"], bytes.fromhex(told["secret"]), answerer(Path(told["device"])))
 
 
 def work(address: str, secret: bytes, answer: Answer) -> None:
-    """Takes task after task from the SuperNode at an address, and answers each.
+    """Take one message after another from the SuperNode at an address, and answer each.
 
-    Messages are fetched in the background: one whose run has ended meanwhile never arrives, and must not keep the
-    device from those of the next run.
+    A thread fetches each message: if its run has ended meanwhile, it never arrives, and must not block the messages of
+    the next run.
     """
     auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     client = _client(address, "SuperExec", auth)
@@ -68,7 +68,7 @@ def work(address: str, secret: bytes, answer: Answer) -> None:
 
 
 class Task:
-    """One message to the device: fetched, answered, and given up if that cannot be delivered."""
+    """One message to the device: fetched and answered, or dropped if the answer cannot be delivered."""
 
     def __init__(self, address: str, token: str) -> None:
         self._client = _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
@@ -76,12 +76,12 @@ class Task:
         self._input: tuple[Message, Context] | None = None
 
     def fetch(self, arrived: queue.Queue[Task]) -> None:
-        """Gets the message in the background and then puts the task into the queue."""
+        """Fetch the message in a thread, and then put this task into the queue."""
         threading.Thread(target=self._fetch, args=(arrived,), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def end(self, answer: Answer) -> None:
-        """Answers the message, by an error if need be."""
+        """Answer the message, with an error if necessary."""
         assert self._input is not None, "a task is ended once it has arrived"
         message, context = self._input
         try:
@@ -108,7 +108,7 @@ class Task:
         self._client.close()
 
     def _beat(self) -> None:
-        """Says now and then that the task is still worked on."""
+        """Send heartbeats while the task is in progress."""
         request = SendTaskHeartbeatRequest()
         while not self._done.wait(_HEARTBEAT_SECONDS):
             try:
@@ -118,7 +118,7 @@ class Task:
 
 
 def _client(address: str, role: str, proof: Any) -> RuntimeHttpClient:
-    """A connection to the SuperNode, which is on this machine: so without TLS."""
+    """A connection to the SuperNode on this machine, without TLS."""
     version = RuntimeVersionHttpInterceptor(component_name=role)
     retry = make_simple_http_retry_invoker()
     return RuntimeHttpClient.from_server_address(

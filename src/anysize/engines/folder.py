@@ -1,6 +1,6 @@
-"""Folders for what several processes share: in memory where the system has such a place, and gone with their maker.
+"""Folders that several processes share: in memory if the system allows it, removed when their creator ends.
 
-Nothing here loads PyTorch: a command line makes such a folder before it does.
+Nothing here loads PyTorch: the command line creates such a folder before that.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _GUARD = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignor
 class Folder:
     """A new folder that is removed when this process ends, however that happens.
 
-    A little process, the *guard*, sees to it: it waits for the end of a pipe that nobody else holds. As long as this
-    process lives, the folder is locked, so that others know whether it is in use.
+    A small process, the *guard*, removes it: it waits for the end of a pipe that no other process holds. As long as
+    this process lives, it locks the folder, so that others see that it is in use.
     """
 
     def __init__(self, parent: Path) -> None:
         self.path = parent / f"{_PREFIX}{secrets.token_hex(8)}"
-        self._guard = _guarding(self.path)  # first: so there is no moment in which nobody would remove it
+        self._guard = _guarding(self.path)  # first, so that the folder never exists without a guard
         self.path.mkdir(mode=0o700)
         self._lock: int | None = None
         if sys.platform != "win32":
             draft = self.path / "draft"
             self._lock = os.open(draft, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            draft.rename(self.path / _LOCK)  # whoever sees the file sees it locked
+            draft.rename(self.path / _LOCK)  # other processes only ever see the file locked
 
     def remove(self) -> None:
-        """Removes the folder now."""
+        """Remove the folder now."""
         shutil.rmtree(self.path, ignore_errors=True)
         with self._guard:
             self._guard.kill()
@@ -51,7 +51,7 @@ class Folder:
 
 
 def new_folder() -> Folder:
-    """A new folder, in memory if there is room; those of processes that were killed with their guards are removed."""
+    """A new folder, in memory if there is room; removes folders of processes that were killed with their guards."""
     for parent in {_MEMORY, Path(tempfile.gettempdir())}:
         remove_abandoned(parent)
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
@@ -59,9 +59,9 @@ def new_folder() -> Folder:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes folders whose makers are gone.
+    """Remove folders whose creators have ended.
 
-    A lock tells them from those in use, also across containers that share this memory but count processes apart.
+    A lock marks the folders in use, also across containers that share memory but not process ids.
     """
     if sys.platform == "win32":
         return
@@ -69,7 +69,7 @@ def remove_abandoned(parent: Path) -> None:
         try:
             handle = os.open(lock, os.O_RDWR)
         except OSError:
-            continue  # another user's, or gone by now
+            continue  # another user's, or already removed
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
@@ -80,7 +80,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _guarding(path: Path) -> subprocess.Popen[bytes]:
-    """A process that removes a folder as soon as this one has ended."""
+    """A process that removes a folder as soon as this process has ended."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _GUARD, str(path)],
         stdin=subprocess.PIPE,

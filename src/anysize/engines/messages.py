@@ -1,4 +1,4 @@
-"""What anysize says over Flower: a note as one JSON text and tensors as one safetensors blob; nothing is pickled."""
+"""Messages over Flower: a note as JSON text and tensors as safetensors blobs; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 def packed(
     note: Json, tensors: Mapping[str, Tensor] | None = None, kept: Mapping[str, Tensor] | None = None
 ) -> RecordDict:
-    """A note and tensors, those that travel and those that stay, as Flower's records; `unpacked` is the inverse."""
+    """A note, its tensors and the tensors that stay with a client, as Flower's records; `unpacked` is the inverse."""
     return with_note(note, record([dump(tensors or {}, {}), dump(kept or {}, {})]))
 
 
 def unpacked(content: RecordDict) -> tuple[Json, Tensors, Tensors]:
-    """The note and the tensors that travel and that stay; an error if the records are not ours."""
+    """The note, its tensors and the tensors that stay with a client; an error if anysize did not write the records."""
     blobs = blobs_in(content)
     if len(blobs) != 2:
         raise AnysizeError(f"a message is not one of anysize's (it has {len(blobs)} blobs)")
@@ -34,7 +34,7 @@ def unpacked(content: RecordDict) -> tuple[Json, Tensors, Tensors]:
 
 
 def record(blobs: Sequence[bytes]) -> ArrayRecord:
-    """The record of blobs; messages with the same ones can share it."""
+    """The record of blobs; messages with equal blobs can share it."""
     return ArrayRecord({f"{place:04d}": array(blob) for place, blob in enumerate(blobs)})
 
 
@@ -44,7 +44,7 @@ def with_note(note: Json, blobs: ArrayRecord) -> RecordDict:
 
 
 def blobs_in(content: RecordDict) -> list[bytes]:
-    """The blobs of a message, not yet looked into; an error if the records are not ours."""
+    """The blobs of a message, still unparsed; an error if anysize did not write the records."""
     try:
         arrays = content["arrays"]
         return [arrays[name].data for name in sorted(arrays)]  # type: ignore[union-attr]
@@ -53,7 +53,7 @@ def blobs_in(content: RecordDict) -> list[bytes]:
 
 
 def note_in(content: RecordDict) -> Json:
-    """The note of a message; an error if it is not ours."""
+    """The note of a message; an error if anysize did not write it."""
     try:
         note = json.loads(str(content["note"]["json"]))
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -64,7 +64,7 @@ def note_in(content: RecordDict) -> Json:
 
 
 def foreign(error: Exception) -> AnysizeError:
-    """What to say about records that are not ours."""
+    """The error for records that anysize did not write."""
     return AnysizeError(f"a message is not one of anysize's ({type(error).__name__}: {error})")
 
 

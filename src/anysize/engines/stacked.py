@@ -1,4 +1,4 @@
-"""Another engine that is given stacks of clients instead of single ones."""
+"""An engine that gives another engine stacks of clients instead of single clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anysize.tasks import Sums
 
 
 class Stacked(Engine):
-    """Stacks neighbours of equal shape, lets an engine run them, and takes its answers apart again.
+    """Stacks neighbouring clients of equal shape, lets an engine run the stacks, and splits the answers.
 
     Args:
         engine: runs a stack as it runs a sub-model.
-        limit: clients in a stack at most.
+        limit: the most clients in a stack.
         samples: how many samples a client trains on.
     """
 

@@ -1,4 +1,4 @@
-"""A quick start and a quick end, for processes that are all ours: the command line and the workers."""
+"""A quick start and a quick end for the processes of anysize: the command line and the workers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 
 def quick_start() -> None:
-    """Lets torch load in less time, and the process end in less. Call it before torch is imported.
+    """Make torch load faster, and the process end faster. Call it before torch is imported.
 
-    Torch marks functions that its compiler must not enter, among them the optimisers' and what the meta device runs,
-    and a first call of any of them loads the whole compiler: two seconds in every process, for nothing if nobody
-    compiles. As long as the compiler is not loaded, there is nothing that could enter them.
+    Torch marks functions that its compiler must not enter, such as those of optimizers and of the meta device. The
+    first call of any of them loads the whole compiler: two seconds in every process, wasted unless something compiles.
+    As long as the compiler is not loaded, the mark has no effect.
 
-    Torch also makes a quarter of a million objects that stay. The collector looks through them again and again while
-    it loads, and once more when the process ends, for half a second; here it leaves them out.
+    Torch also creates a quarter of a million permanent objects. The garbage collector scans them again and again while
+    torch loads, and once more when the process ends, for half a second. Here it skips them.
     """
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _Finder)
 
 
 class _Finder:
-    """Finds the two modules of torch that are loaded in another way, and nothing else."""
+    """Finds the two modules of torch that need another loader, and nothing else."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -37,7 +37,7 @@ class _Finder:
 
 
 class _Uncollected(SourceFileLoader):
-    """Loads a module while the collector rests, which never looks at what is there by then."""
+    """Loads a module with the garbage collector off, and then freezes all objects."""
 
     def exec_module(self, module: ModuleType) -> None:
         was_enabled = gc.isenabled()
@@ -51,7 +51,7 @@ class _Uncollected(SourceFileLoader):
 
 
 class _Unmarked(SourceFileLoader):
-    """Loads the module that holds the decorator for such functions, and puts ours in its place."""
+    """Loads the module with the decorator for such functions, and replaces the decorator."""
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
@@ -62,7 +62,7 @@ _LOADERS = {"torch": _Uncollected, "torch._compile": _Unmarked}
 
 
 def _disable_dynamo(function: Callable[..., Any] | None = None, recursive: bool = True) -> Callable[..., Any]:
-    """The function, as torch's own decorator of this name gives it as soon as the compiler is loaded."""
+    """The function, decorated by torch as soon as the compiler is loaded."""
     if function is None:
         return partial(_disable_dynamo, recursive=recursive)
     disabled: Callable[..., Any] | None = None

@@ -1,8 +1,9 @@
 """The process that forks workers, `python -m anysize.engines.workers.forkserver HANDLE ADDRESS`; on Linux only.
 
-It loads what every worker needs and from then on only forks, so that it has no thread but one: a fork takes along
-nothing but the thread that forks, and what others have locked would stay locked. The kernel ends it with its server,
-and workers with it, whatever they are doing: loading a library, or a step that takes minutes.
+It loads what every worker needs, and then only forks. It has a single thread: a fork copies only the thread that forks,
+so locks of other threads would stay locked. The kernel ends it with its server, and the workers with it, whatever they
+are doing: loading a library, or a step that takes minutes. `multiprocessing`'s forkserver does not end its workers in
+that case, and needs a `__main__` guard in the user's script.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from multiprocessing.connection import Connection
 from anysize.engines.workers.main import KEY, load, work
 from anysize.engines.workers.pool import FORK, RELEASE
 
-_LOOK_SECONDS = 0.1  # from one look at who has ended to the next
-_PARENT_DEATH_SIGNAL = 1  # a name of Linux' prctl.h
+_LOOK_SECONDS = 0.1  # between checks for workers that have ended
+_PARENT_DEATH_SIGNAL = 1  # from Linux's prctl.h
 
 
 def main(handle: str, address: str) -> None:
-    """Forks workers of the server at that address, which asks for them over the connection with that handle."""
+    """Fork workers for the server at that address; it requests them over the connection with that handle."""
     control = Connection(int(handle))
     _end_with_parent()
-    if _is_cut(control):  # the server had ended before the kernel was told
+    if _is_cut(control):  # the server ended before this process told the kernel
         return
     key = os.environ.pop(KEY)
     load()
-    gc.freeze()  # the collector would write into every object, and the workers would no longer share its memory
+    gc.freeze()  # otherwise the garbage collector writes to every object, and workers no longer share the memory
     alone = _has_one_thread()
     if not becomes_worker(control):
         return
     if alone:
         work(address, bytes.fromhex(key))
-    else:  # some library has started a thread: load everything anew
+    else:  # some library has started a thread: load everything again
         command = [sys.executable, "-m", "anysize.engines.workers.main", address, str(os.getppid())]
         os.execve(command[0], command, os.environ | {KEY: key})
 
 
 def becomes_worker(control: Connection[bytes, bytes]) -> bool:
-    """True in each worker that the server asked for; False in the fork server itself, when the server is gone."""
+    """True in each worker that the server requested; False in the fork server when the server has ended."""
     forkserver = os.getpid()
     children: set[int] = set()
     try:
@@ -66,19 +67,19 @@ def becomes_worker(control: Connection[bytes, bytes]) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Lets the kernel end this process with the one that started it, from now on."""
+    """Make the kernel end this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _is_cut(connection: Connection[bytes, bytes]) -> bool:
-    """Whether nobody is at the other end any more, whatever was still sent from there."""
+    """Whether the other end is closed, even if unread messages remain."""
     watch = select.poll()
-    watch.register(connection.fileno(), 0)  # an end is told unasked
+    watch.register(connection.fileno(), 0)  # poll reports a closed end without being asked
     return bool(watch.poll(0))
 
 
 def _killed(children: set[int]) -> Iterator[tuple[int, int]]:
-    """All children with their exit codes, ended at once."""
+    """End all children at once, and return their exit codes."""
     for child in children:
         os.kill(child, signal.SIGKILL)
     return _ended(children, 0)
@@ -93,7 +94,7 @@ def _ended(children: set[int], options: int) -> Iterator[tuple[int, int]]:
 
 
 def _has_one_thread() -> bool:
-    """Whether this process is known to have no thread but this one, of Python or of a library."""
+    """Whether this process has only this thread, counting those of libraries."""
     try:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:

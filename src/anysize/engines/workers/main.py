@@ -1,6 +1,6 @@
 """A worker process, `python -m anysize.engines.workers.main ADDRESS PARENT`; `loop` says what it does.
 
-It ends when its parent, the process that started it, does.
+It ends when its parent ends.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from multiprocessing.connection import Client
 from anysize.engines.start import quick_start
 
 KEY = "ANYSIZE_WORKER_KEY"
-_LOOK_SECONDS = 0.2  # from one look at the parent to the next
+_LOOK_SECONDS = 0.2  # between checks of the parent
 
 
 def main(address: str, parent: str) -> None:
-    """Serves one server, whose address is given as JSON, until it closes the connection or the parent ends."""
+    """Serve the server at a JSON address until it closes the connection or the parent ends."""
     key = bytes.fromhex(os.environ.pop(KEY))
-    if sys.platform != "win32":  # where a virtual environment's python is a process in between
+    if sys.platform != "win32":  # there, a virtual environment's python is a process in between
         threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
     load()
     work(address, key)
 
 
 def load() -> None:
-    """Loads all that a worker needs whatever it is told later."""
+    """Load everything that a worker needs for any experiment."""
     quick_start()  # before anything imports torch
     import torch
 
@@ -42,7 +42,7 @@ def load() -> None:
 
 
 def work(address: str, key: bytes) -> None:
-    """What a worker does once everything is loaded."""
+    """Connect to the server and serve it; everything is loaded."""
     from anysize.engines.workers.loop import serve
 
     where = json.loads(address)
@@ -51,11 +51,11 @@ def work(address: str, key: bytes) -> None:
             connection.send_bytes(str(os.getpid()).encode())
             serve(connection, json.loads(connection.recv_bytes()))
     except (EOFError, ConnectionError, FileNotFoundError):
-        pass  # the server is gone, and with it the reason to be here
+        pass  # the server has ended
 
 
 def end_with(parent: int) -> None:
-    """Ends this process soon after the one that started it, whatever it is doing."""
+    """End this process soon after its parent, whatever it is doing."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     os._exit(1)

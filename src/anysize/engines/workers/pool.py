@@ -1,8 +1,9 @@
-"""Worker processes from their start to their end.
+"""The worker pool: worker processes from their start to their end.
 
-Nothing here loads PyTorch, so that a command line can start its workers first and load it while they do. On Linux one
-process, the *fork server*, loads what workers need and forks them: two or sixty cost one start, and share its memory.
-Elsewhere, where a fork of a process that has loaded libraries is not safe, each is a subprocess of its own.
+Nothing here loads PyTorch, so that the command line can start its workers first and load it at the same time. On Linux
+one process, the *fork server*, loads what workers need and forks them: any number of workers costs one start, and they
+share its memory. On other systems it is not safe to fork a process that has loaded libraries: there each worker is a
+subprocess.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _END_SECONDS = 5
 
 
 class Process(Protocol):
-    """A worker, as much of a `subprocess.Popen` as is needed of one."""
+    """A worker: the methods of `subprocess.Popen` that the engine uses."""
 
     @property
     def pid(self) -> int:
@@ -40,16 +41,16 @@ class Process(Protocol):
         """Its exit code; None while it runs."""
 
     def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end; returns its exit code."""
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """End it at once."""
 
 
 class WorkerPool:
-    """Worker processes that load what they need while the server still prepares what it will tell them.
+    """Worker processes that load what they need while the server prepares the experiment.
 
-    However this process ends, they end with it, and so does `home`, the folder for what it shares with them.
+    However this process ends, the workers end too, and `home`, the folder that it shares with them, is removed.
 
     >>> with WorkerPool(2) as pool:
     ...     pool.count
@@ -74,12 +75,12 @@ class WorkerPool:
             raise
 
     def start(self) -> None:
-        """Starts all workers, unless they have been since the pool was last dismissed; does not wait for them."""
+        """Start all workers that are not running; does not wait for them."""
         while self._members < self.count:
             self._start()
 
     def arrived(self) -> tuple[Process, Connection[bytes, bytes]]:
-        """The next worker that is there, and its connection; an error if one has ended before it was."""
+        """The next worker that connects, and its connection; an error if a worker ended before it connected."""
         assert self._source is not None
         socket = self._listener._listener._socket  # type: ignore[attr-defined]
         deadline = time.monotonic() + _START_SECONDS
@@ -96,22 +97,22 @@ class WorkerPool:
                         f"a worker ended with code {code} before it started; see its error above"
                     ) from None
             except (EOFError, ConnectionError):
-                continue  # it has ended since; if it is one of ours, the next look will show it
+                continue  # it has ended since; if it is one of ours, the next check will show it
         raise AnysizeError(f"a worker did not start within {_START_SECONDS} s")
 
     def replace(self) -> None:
-        """Starts a worker in the place of one that has ended."""
+        """Start a worker to replace one that has ended."""
         self._members -= 1
         self._start()
 
     def release(self) -> None:
-        """Ends the workers at once: a worker holds nothing that is not the server's. Others can be started."""
+        """End the workers at once (the server has everything they hold); new ones can be started."""
         if self._source is not None:
             self._source.release()
         self._members = 0
 
     def close(self) -> None:
-        """Ends the workers at once, and whatever started them."""
+        """End the workers at once, and the fork server."""
         if self._source is not None:
             self._source.close()
         self._source, self._members = None, 0
@@ -141,7 +142,7 @@ class _Subprocesses:
         self._here: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Starts one more."""
+        """Start one more worker."""
         process = started("anysize.engines.workers.main", self._address, str(os.getpid()), key=self._key)
         self._coming[process.pid] = process
 
@@ -172,7 +173,7 @@ class _Subprocesses:
 
 
 class _ForkServer:
-    """Workers that one process has forked; `forkserver` tells who started and who has ended.
+    """Workers that the fork server forks; it reports which have started and which have ended.
 
     They end with the fork server, however that ends, and the fork server ends with this process.
     """
@@ -188,7 +189,7 @@ class _ForkServer:
         self._coming: set[int] = set()
 
     def start(self) -> None:
-        """Asks for one more."""
+        """Request one more worker."""
         self._starting += 1
         self._say(FORK)
 
@@ -216,18 +217,18 @@ class _ForkServer:
         return self._codes.get(pid)
 
     def release(self) -> None:
-        """Ends the workers; when this returns, none of them is there any more."""
+        """End the workers; when this returns, all of them have ended."""
         self._say(RELEASE)
         deadline = time.monotonic() + _END_SECONDS
         while self._starting or None in self._codes.values():
             if not self._heard(_END_SECONDS):
                 break
             if time.monotonic() > deadline:
-                self._process.kill()  # which they do not survive
+                self._process.kill()  # the workers end with it
         self._codes, self._coming = {}, set()
 
     def close(self) -> None:
-        """Ends the workers and the fork server."""
+        """End the workers and the fork server."""
         if self._heard() and self._codes:
             self.release()
         self._process.kill()
@@ -235,11 +236,11 @@ class _ForkServer:
         self._control.close()
 
     def _say(self, word: bytes) -> None:
-        with suppress(OSError):  # it has ended, which whoever waits for an answer will see
+        with suppress(OSError):  # it has ended; whoever waits for an answer will notice
             self._control.send_bytes(word)
 
     def _heard(self, timeout: float | None = 0.0) -> bool:
-        """Takes in what the fork server has told, at most `timeout` seconds from now; False if it has ended."""
+        """Read the fork server's reports for at most `timeout` seconds; False if it has ended."""
         try:
             while self._control.poll(timeout):
                 pid, code = json.loads(self._control.recv_bytes())
@@ -274,7 +275,7 @@ class _Forked:
 
 
 def started(module: str, *arguments: str, key: bytes, handles: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """A new process of one of our modules, which computes with one thread and prints where this process' errors go."""
+    """A new process that runs a module of anysize with one thread and prints to this process's standard error."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -282,7 +283,7 @@ def started(module: str, *arguments: str, key: bytes, handles: tuple[int, ...] =
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
         pass_fds=handles,
-        start_new_session=True,  # Ctrl-C is the server's to handle; workers end with the connection
+        start_new_session=True,  # the server handles Ctrl-C; workers end with the connection
     )
 
 

@@ -1,7 +1,7 @@
-"""Memory that several processes see: files mapped by all of them.
+"""Shared memory: files that several processes map.
 
-A mapped file works alike on Linux, macOS and Windows, needs no registry of names, and tensors are views of it: nothing
-is pickled, and what one process writes another reads without a copy.
+A mapped file works the same way on Linux, macOS and Windows and needs no registry of names. Tensors are views of it:
+nothing is pickled, and one process reads without a copy what another writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def create(path: Path, size_bytes: int) -> Tensor:
     with path.open("wb") as file:
         file.truncate(max(size_bytes, 1))
         try:
-            if hasattr(os, "posix_fallocate"):  # a sparse file on a full disk would end the process when it is written
+            if hasattr(os, "posix_fallocate"):  # writing to a sparse file on a full disk would kill the process
                 os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
         except OSError as error:
             raise AnysizeError(
@@ -40,7 +40,7 @@ def create(path: Path, size_bytes: int) -> Tensor:
 
 
 def attach(path: Path) -> Tensor:
-    """A mapped file that exists already as a tensor of bytes."""
+    """An existing mapped file as a tensor of bytes."""
     return torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
 
 
@@ -50,7 +50,7 @@ def space(tensors: Mapping[str, Tensor]) -> int:
 
 
 def put(tensors: Mapping[str, Tensor], memory: Tensor, start: int = 0) -> tuple[Layout, int]:
-    """Copies tensors into memory from `start` on; gives where they are, and where the next could start."""
+    """Copy tensors into memory from `start` on; returns their layout, and where the next could start."""
     layout: Layout = []
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
