@@ -294,7 +294,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a device raises": (["data.name=own_code:one_device_raises", 'evaluation.on=["clients"]'], "sensor is broken"),
     "model raises": (["model.name=own_code:broken_network", "model.options={}"], "KeyError: 'layer'"),
     "model is rubbish": (["model.name=own_code:not_a_network", "model.options={}"], "it must return an nn.Module"),
-    "model gives two": (["model.name=own_code:Pair", "model.options={}"], "gives a tuple; it must give one tensor"),
+    "model gives two": (["model.name=own_code:Pair", "model.options={}"], "returns a tuple; it must return one tensor"),
     "model does not fit": (["model.name=own_code:Wrong", "model.options={}"], "own_code.py"),
     "model not narrow": (["model.name=own_code:Fixed", "model.options={}"], "does not run"),
     "no module": (["model.name=nowhere:Net", "model.options={}"], "cannot import nowhere"),
@@ -371,7 +371,7 @@ def test_our_own_faults_are_told_from_the_users(call: Call, source: Path, monkey
     monkeypatch.setattr("anysize.experiment.plan.plan", fault)
     code, _, err = call("plan", source)
     assert code == 1
-    assert err == "error: IndexError: oops (a fault of anysize; --debug shows where)\n"
+    assert err == "error: IndexError: oops (a bug in anysize; --debug shows where)\n"
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

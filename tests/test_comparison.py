@@ -137,7 +137,7 @@ def test_a_method_beside_the_experiment_file_is_compared_from_any_folder(tmp_pat
     "methods, seeds, tables, message",
     [
         (["flank"], [], {}, r"unknown method 'flank'; did you mean 'flanc'"),
-        ([], [], {}, "none were named"),
+        ([], [], {}, "methods: none given"),
         (["flanc", "flanc"], [1, 1], {}, r"'flanc' occurs more than once\nseeds: 1 occurs more than once"),
         (["flanc"], [-1], {}, "-1 is below 0"),
         (["flanc"], [], {"evaluation": {"on": ["clients"]}}, 'needs "test"'),

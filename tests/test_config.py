@@ -280,7 +280,11 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("devices", {"assignment": "group", "fractions": [0.25] * 4}, "leave out fractions"),
     ("devices", {"groups": [{"name": "a"}]}, "devices.groups[0]: must have either a capacity or a budget"),
     ("devices", {"groups": [{"capacity": 1.0}]}, "devices.groups[0].name: missing"),
-    ("devices", {"groups": [{"name": "a", "capacity": 1.0, "budget": {"macs": 1}}]}, "one of the two"),
+    (
+        "devices",
+        {"groups": [{"name": "a", "capacity": 1.0, "budget": {"macs": 1}}]},
+        "must have either a capacity or a budget",
+    ),
     ("devices", {"groups": [{"name": "a", "budget": {}}]}, "must limit at least one of parameters, macs"),
     ("devices", {"groups": [{"name": "a", "budget": {"mac": 1}}]}, "groups[0].budget: unknown key 'mac'"),
     ("devices", {"groups": [{"name": "a", "capacity": 1.0}] * 2}, "the name 'a' occurs 2 times"),

@@ -244,7 +244,7 @@ def test_plan_and_inspect_need_no_data() -> None:
     assert [group["clients"] for group in made["groups"]] == [None] * 4
     known = plan(small.experiment(model={"options": {"hidden": [16]}}, devices={"capacities": [0.25, 1.0]}))
     assert made["groups"][0]["parameters"] == known["groups"][0]["parameters"]
-    assert any("every device counts alike" in notice for notice in made["notices"])
+    assert any("all devices count equally" in notice for notice in made["notices"])
     verdicts = {method["name"]: method for method in inspect(experiment)["methods"]}
     assert verdicts["fedavg"]["can"]
     assert "devices.share" in verdicts["heterofl"]["why"]

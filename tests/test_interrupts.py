@@ -113,7 +113,7 @@ def test_a_signal_that_comes_in_a_destructor_ends_the_run_after_its_step(
     assert found == code, errors
     assert is_clean(errors)
     assert "stopping after this step" in errors
-    assert "the last checkpoint is whole, go on with --resume" in errors
+    assert "the checkpoint is complete, continue with --resume" in errors
     assert az.load(tmp_path / "run").round == 2
     run = az.run(source, out=tmp_path / "run", resume=True)
     whole = az.run(source, out=tmp_path / "whole")

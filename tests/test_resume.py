@@ -151,7 +151,7 @@ def test_a_run_killed_while_its_first_files_are_written_begins_anew(
 def told_to_begin(events: list[Any], directory: Path) -> bool:
     """Whether a notice says that there was nothing to go on with."""
     notices = [event["text"] for event in events if event["event"] == "notice"]
-    return notices == [f"nothing was saved in {directory} yet, so the run begins with its first round"]
+    return notices == [f"nothing was saved in {directory} yet, so the run starts with its first round"]
 
 
 def leave_nothing(run: Path) -> None: ...
@@ -328,7 +328,7 @@ def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: sig
     assert process.returncode == code
     assert "Traceback" not in errors
     if sign != signal.SIGKILL:
-        assert "the last checkpoint is whole, go on with --resume" in errors
+        assert "the checkpoint is complete, continue with --resume" in errors
     reached = az.load(tmp_path / "run").round
     assert reached >= 1
     rounds = reached + 2

@@ -59,7 +59,7 @@ app = typer.Typer(
 _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 
-_ParserError: Any = typer.BadParameter.__base__  # the usage error of click, of which newer typers bring their own copy
+_ParserError: Any = typer.BadParameter.__base__  # the usage error of click; newer typers bring their own copy
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,7 +83,7 @@ def run(
     file: File,
     set_: Set = None,
     out_: Annotated[Path | None, typer.Option("--out", help="The run directory; by default runs/<name>.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
     engine: Annotated[
         str | None, typer.Option("--engine", help="Where clients run: inprocess, processes or flower.")
@@ -124,10 +124,10 @@ def compare(
     out_: Annotated[
         Path | None, typer.Option("--out", help="The folder of all runs; by default runs/<name>-compare.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Run everything anew.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Run everything again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods on one experiment; finished runs are kept, stopped ones go on."""
+    """Run several methods on one experiment; finished runs are reused, stopped ones continue."""
     from anysize.config.files import load
 
     numbers = [whole_number("--seeds", text) for text in items(seeds)]
@@ -185,7 +185,7 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     for text in ways_lines(made["groups"]):
         say(text)
     if any(group["mask"] for group in made["groups"]):
-        say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication does them too.")
+        say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication computes them too.")
     say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     print_notices(made["notices"])
 
@@ -230,7 +230,7 @@ def customize(
     from anysize.runs.run import load
 
     if (to is None) == (bundle is None):
-        raise UsageError("give --to or --bundle, one of the two")
+        raise UsageError("give either --to or --bundle")
     if bundle is not None:
         if size is not None or budget or robustness is not None:
             raise UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
@@ -238,7 +238,7 @@ def customize(
         return
     assert to is not None
     if (size is None) == (not budget):
-        raise UsageError("give --size or --budget, one of the two")
+        raise UsageError("give either --size or --budget")
     check_path(to)
     limit = budget_of(budget or []) if size is None else None
     made = load(directory)
@@ -303,7 +303,7 @@ def evaluate(
 
 @app.command()
 def report(directory: Directory) -> None:
-    """Write the run's report.html anew."""
+    """Write the run's report.html again."""
     from anysize.report import write
 
     say(str(write(directory)))
@@ -311,7 +311,7 @@ def report(directory: Directory) -> None:
 
 @app.command()
 def status(directory: Directory, as_json: AsJson = False) -> None:
-    """Show how far a run is."""
+    """Show the progress of a run."""
     from anysize.runs.events import status as look
 
     found = look(directory)
@@ -378,7 +378,7 @@ def demo(
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake ends in one or two lines and exit code 2."""
+    """Run the command line; a user's mistake ends in one or two lines and exit code 2."""
     quick_start()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -386,7 +386,7 @@ def main() -> None:
         code = app(args=arguments, standalone_mode=False) or 0
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except _ParserError as error:
@@ -395,19 +395,19 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         saved = arguments[:1] in (["run"], ["compare"], ["demo"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
-        err.print(f"stopped{f'; the last checkpoint is whole, go on with {again}' if saved else ''}", style="yellow")
+        err.print(f"stopped{f'; the checkpoint is complete, continue with {again}' if saved else ''}", style="yellow")
         code = interrupts.exit_code()
     except Exception as error:
         if debug:
             traceback.print_exc()
         message, code = _verdict(error)
         err.print(f"error: {message}", style="red", markup=False)
-    gc.freeze()  # all of it ends with the process: nobody has to look for what could be freed
+    gc.freeze()  # the process ends now, so the garbage collector need not search its objects
     sys.exit(code)
 
 
 def _verdict(error: Exception) -> tuple[str, int]:
-    """What to say about an error, and the exit code: 2 for what the user can mend, 1 for a fault of ours."""
+    """The text for an error, and the exit code: 2 if the user can solve it, 1 for a bug in anysize."""
     if isinstance(error, AnysizeError):
         return str(error), 2
     if isinstance(error, OSError):
@@ -415,7 +415,7 @@ def _verdict(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemoryError):
         return "out of memory; lower training.batch_size, evaluation.batch_size or the largest capacity", 2
     reason = str(error).split("\n", 1)[0]
-    return f"{type(error).__name__}: {reason} (a fault of anysize; --debug shows where)", 1
+    return f"{type(error).__name__}: {reason} (a bug in anysize; --debug shows where)", 1
 
 
 def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
@@ -426,7 +426,7 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
 
 
 def _pool(config: ExperimentConfig) -> AbstractContextManager[WorkerPool | None]:
-    """The worker processes of an experiment that has such: started now, they load PyTorch while this process does."""
+    """The worker processes of an experiment that uses them; started now, they load PyTorch while this process does."""
     from anysize.engines.workers.pool import WorkerPool
 
     return WorkerPool(config.engine.workers) if config.engine.name == "processes" else nullcontext()
@@ -471,7 +471,7 @@ def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: 
 
 
 class _WatchAll:
-    """Shows the events of several runs, a bar for each."""
+    """Show the events of several runs, a bar for each."""
 
     def __init__(self, progress: Progress, rounds: int) -> None:
         self._progress = progress

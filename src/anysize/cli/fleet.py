@@ -17,11 +17,11 @@ app = typer.Typer(name="deploy", help="Lay out a fleet of real devices.", no_arg
 Home = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.", show_default=False)]
 Device = Annotated[
     list[str] | None,
-    typer.Option("--device", metavar="NAME=CAPACITY", help="A device and the part of the model that it can train."),
+    typer.Option("--device", metavar="NAME=CAPACITY", help="A device and the fraction of the model that it can train."),
 ]
 Data = Annotated[
     str | None,
-    typer.Option("--data", metavar="MODULE:FUNCTION", help="What gives a device its own data; by default digits."),
+    typer.Option("--data", metavar="MODULE:FUNCTION", help="The source of a device's data; by default digits."),
 ]
 Port = Annotated[int | None, typer.Option("--port", help="By default the one in fleet.toml.", show_default=False)]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: only for trying things out.")]
@@ -33,21 +33,21 @@ def init(
     file: Annotated[Path | None, typer.Argument(help="The experiment file; by default an example.")] = None,
     device: Device = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", help="So many devices of the experiment's capacities, in turn.")
+        int | None, typer.Option("--devices", help="This many devices, with the experiment's capacities in turn.")
     ] = None,
     host: Annotated[
         list[str] | None, typer.Option("--host", help="Name or address of the server, as devices reach it; repeatable.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="On which the server listens; 0: a free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", help="The port of the server; 0: any free one.")] = 8000,
     data: Data = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the fleet in the folder, keys too.")] = False,
 ) -> None:
-    """Make a folder with all that a fleet needs: certificates, a key for each device, start commands."""
+    """Make a folder with everything that a fleet needs: certificates, a key for each device, start commands."""
     from anysize.deploy import folder as layout
     from anysize.deploy.children import free_port
 
     if device and devices is not None:
-        raise UsageError("give --device or --devices, one of the two")
+        raise UsageError("give either --device or --devices")
     wanted = layout.named(device) if device else devices
     plan = layout.planned(file, wanted, host or [], port or free_port(), data)
     layout.lay_out(home, plan, overwrite)
@@ -60,12 +60,12 @@ def init(
 def add(
     home: Home, device: Annotated[list[str], typer.Argument(metavar="NAME=CAPACITY...")], data: Data = None
 ) -> None:
-    """Make the folders of more devices; they may join from the server's next start on."""
+    """Make the folders of more devices; they may join after the server's next start."""
     from anysize.deploy import folder as layout
 
     names = layout.named(device)
     layout.extend(home, names, data)
-    say(f"{home}: added {', '.join(names)}; start `anysize server {home}` anew, so that it knows their keys")
+    say(f"{home}: added {', '.join(names)}; restart `anysize server {home}`, so that it knows their keys")
 
 
 def server(
@@ -84,7 +84,7 @@ def join(
     file: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's own file.", show_default=False)],
     insecure: Insecure = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="First find out what this device can train, and write it into its file.")
+        bool, typer.Option("--measure", help="First measure what this device can train, and write it into its file.")
     ] = False,
 ) -> None:
     """Take part in a fleet with this device until it is stopped."""

@@ -16,14 +16,14 @@ from anysize.runs.progress import by_size
 if TYPE_CHECKING:
     from anysize.runs.run import Run
 
-_WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width of its own
+_WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width
 
 
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 
 def print_missing(found: Mapping[str, Any]) -> None:
-    """How often devices were missing, and who was at last."""
+    """Print how often devices were missing, and which ones in the last such round."""
     last = found["last_missing"]
     names = {about["client"]: f"{about['name']}, " for about in found["devices"]}
     say(f"{found['missing']} answers missing so far; at round {last['round']}:")
@@ -34,7 +34,7 @@ def print_missing(found: Mapping[str, Any]) -> None:
 
 
 def ways_lines(groups: list[dict[str, Any]]) -> list[str]:
-    """A line per group that computes some layers in a way of their own: which layers, and how."""
+    """A line for each device group that computes some layers in a special way: which layers, and how."""
     lines = []
     for group in groups:
         by_way: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ def print_list(known: Sequence[tuple[str, str]], as_json: bool) -> None:
 
 
 def say(text: str) -> None:
-    """Prints text that may hold a user's names: no sign in it is taken for a style."""
+    """Print text that may hold a user's names: nothing in it is read as markup."""
     out.print(text, markup=False)
 
 

@@ -164,7 +164,7 @@ class TrainingConfig(Table):
 
     table: ClassVar[str] = "training"
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """The client's optimizer, made anew every round."""
+    """The client's optimizer, a new one every round."""
     local_epochs: Count | None = None
     """Passes over the client's data; 1 unless local_steps is given."""
     local_steps: Count | None = None

@@ -1,8 +1,7 @@
 """What a size costs: parameters, multiply-adds, activation memory, bytes on the wire. Nothing else computes a cost.
 
-Everything is counted on the meta device, from the very messages and networks that clients get, by torch's counter (see
-`operations`) and autograd's own hooks: nothing is allocated, nothing is estimated, and every method is counted the same
-way.
+Costs are counted on the meta device, from the same messages and networks that clients get, by torch's counter (see
+`operations`) and autograd's hooks. Nothing is allocated or estimated, and all methods are counted in the same way.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class Cost:
         parameters: what a client trains and sends.
         macs: multiply-adds of one forward pass of the finished network, per sample, zeros included: a dense
             multiplication takes its time whatever the numbers are.
-        nonzero_macs: those of them whose weight is not zero, which only hardware for sparse networks saves.
+        nonzero_macs: the multiply-adds whose weight is not zero; only hardware for sparse networks skips the others.
         training_macs: multiply-adds of one `loss` and its backward pass, per sample, at the training batch size; the
-            mean where the method draws a network for every batch.
+            mean if the method draws a network for every batch.
         activation_bytes: what a training step holds for its backward pass besides parameters, at the training batch
-            size; the most where the method draws.
+            size; the maximum if the method draws.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
         inference_bytes: parameters and buffers of the finished network as it ships, batch-norm statistics included.
@@ -96,7 +95,7 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
 
 
 def training_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, int]:
-    """What a client that is sent a sub-model to train can tell of its cost, by the names of `Cost`."""
+    """The costs that a client can compute from the sub-model it receives, by the names of `Cost`."""
     meta = on_meta(sub_model)
     module, answer = answered(context, method, meta)
     batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
@@ -111,7 +110,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
 
 
 def answered(context: Context, method: Method[Any], meta: SubModel) -> tuple[nn.Module, Update]:
-    """The network that a client trains, and what it sends back of it, both on the meta device."""
+    """The network that a client trains and the update that it returns, both on the meta device."""
     module = layout(hollow(method.build(context, meta), constants=False))
     stays = set(norm_tensors(module)) if context.tricks.batch_norm == "local" else set()
     packed = method.pack(module, meta)
@@ -136,8 +135,8 @@ def own_bytes(network: nn.Module) -> int:
 def shipped_bytes(context: Context, network: nn.Module) -> int:
     """The bytes of a finished network's tensors as they are shipped.
 
-    A network that normalises by the batch while it is trained gets fixed statistics before it is shipped, so that it
-    then is as large as one that tracked them.
+    A network that normalises by the batch in training gets fixed statistics before it ships, so it is then as large as
+    one that tracked them.
     """
     if needs_calibration(context):
         network = attach(hollow(network), collect(network, []))
@@ -145,7 +144,7 @@ def shipped_bytes(context: Context, network: nn.Module) -> int:
 
 
 def trained(method: Method[Any], context: Context, size: Size) -> Size:
-    """The largest size of the method that is not above `size`: what a device of that size runs in the end."""
+    """The largest size of the method that is not above `size`: the one that a device of that size runs."""
     fitting = [s for s in method.sizes(context) if s.width <= size.width]
     exact = [s for s in fitting if s.label == size.label]
     return (exact or fitting or list(method.sizes(context)[:1]))[-1]
@@ -163,13 +162,13 @@ def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     network.eval()
     with counter() as found, without_data(), torch.no_grad():
         network(x)
-    own = type(network).__name__  # the counter's names begin with the type of the module that was called
+    own = type(network).__name__  # the counter's names begin with the type of the called module
     counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
     return {name.removeprefix(f"{own}."): count for name, count in counts.items() if name.startswith(f"{own}.")}
 
 
 def zero_macs(layer: nn.Module, macs: int) -> int:
-    """Those of a layer's multiply-adds whose weight is zero; of modules without a weight of their own, none.
+    """How many of a layer's multiply-adds have a zero weight; 0 for modules without a weight.
 
     >>> zero_macs(nn.ReLU(), 8)
     0
@@ -183,7 +182,7 @@ def zero_macs(layer: nn.Module, macs: int) -> int:
 def step_cost(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
     """(multiply-adds, bytes held for the backward pass) of one loss and its backward pass.
 
-    Of a method that draws at every step all choices are counted: the mean of the first, the most of the second.
+    If the method draws at every step, all choices count: the mean of the multiply-adds, the maximum of the bytes.
     """
     module.train()
     found = for_every_choice(lambda choices: _one_step(context, method, module, batch, choices))
@@ -213,7 +212,7 @@ def for_every_choice(work: Callable[[Callable[[int], int]], Found]) -> list[Foun
 
 
 class _OnMeta:
-    """While entered, what a module makes in its forward is on the meta device; what a method makes around it is not."""
+    """While active, tensors made in a module's forward are on the meta device; those that a method makes are not."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -256,7 +255,7 @@ def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
 
 
 class _Choices:
-    """Takes the choice that it is told to, and remembers among how many."""
+    """Returns a given choice, and remembers how many choices there were."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -268,7 +267,7 @@ class _Choices:
 
 
 class HeldBytes:
-    """Counts the distinct storages that autograd saves for the backward pass, parameters and buffers excepted."""
+    """Counts the distinct storages that autograd saves for the backward pass, except parameters and buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         self._own = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}

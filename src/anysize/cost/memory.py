@@ -8,8 +8,8 @@ from anysize.config.tables import TrainingConfig
 
 
 def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
-    """The memory that training takes: the network, its gradients, its optimizer, it as it came and as it leaves, and
-    what a step holds.
+    """The memory that training takes: the network, its gradients, the optimizer, the message that came, the answer, and
+    the activations of a step.
 
     >>> training_bytes(TrainingConfig(momentum=0.0), network=100, held=50)
     450
@@ -19,7 +19,7 @@ def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """How much memory this process can still get: of the machine, and of its control group; None if unknown.
+    """How much memory this process can still allocate, within the machine and its control group; None if unknown.
 
     >>> available_bytes() is None or available_bytes() > 0
     True
@@ -36,7 +36,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """What is left of the limit of a control group, such as a container's."""
+    """The memory left within the limit of a control group, such as a container's."""
     for most, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),

@@ -1,10 +1,10 @@
-"""Counting operations: torch's own counter, its formulas mended where they are wrong and added where it has none.
+"""Counting operations: torch's counter, with corrected and additional formulas.
 
 torch counts two operations for a multiply-add, and so do the formulas here. A convolution multiplies every weight once
 for every position: of the output, or of the input if it is transposed. Each of its two gradients does the same work as
-the forward pass; torch takes the weight's gradient for that of a convolution without groups. It has no formula for
-products of a matrix and a vector, for sums of products over a batch and for `nn.Bilinear`. On the meta device, the only
-one where costs are counted, attention and recurrent layers fall apart into matrix products.
+the forward pass; torch ignores groups in the weight's gradient. It has no formula for products of matrix and vector,
+for sums of products over a batch, and for `nn.Bilinear`. Costs are counted on the meta device only: there attention and
+recurrent layers decompose into matrix products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = Sequence[int]
 
 
 def counter() -> FlopCounterMode:
-    """Counts the operations of matrix products and convolutions while it is entered.
+    """Counts the operations of matrix products and convolutions while it is active.
 
     >>> with counter() as found:
     ...     out = torch.ones(2, 3, device="meta") @ torch.ones(3, 4, device="meta")
@@ -44,7 +44,7 @@ def _convolution_backward(
     wanted: tuple[bool, bool, bool],
     **rest: Any,
 ) -> int:
-    """Of the gradients that are wanted: the input's and the weight's; the bias's is a sum."""
+    """The operations of the requested gradients: of input and weight; that of the bias is only a sum."""
     samples, _, *positions = x if transposed else gradient
     return 2 * sum(wanted[:2]) * samples * math.prod(positions) * math.prod(weight)
 

@@ -1,9 +1,9 @@
 """The cost of a recurrent layer, counted from a few of its steps.
 
 On the meta device torch runs a recurrent layer step by step, with a dozen operations each, which takes seconds for a
-text of 80 characters. Every step from the second on computes and holds the same amount. So while costs are counted, a
-layer runs only its first steps, and its output is padded to the full length. The steps left out would have added the
-difference between runs of three and of two steps, times their number. That is exact.
+text of 80 characters. Every step after the first computes and holds the same amount. So while costs are counted, a
+layer runs only its first steps, and its output is padded to the full length. Each step left out would have added the
+difference between a run of three steps and a run of two. The result is exact.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Call:
     learns: bool
 
     def run(self, steps: int) -> None:
-        """A forward pass over so many steps, and a backward pass where the layer learns."""
+        """A forward pass over this many steps, and a backward pass if the layer is trained."""
         sequence, *others = _alone(self.arguments)
         with torch.set_grad_enabled(self.learns):
             output = self.function(sequence.narrow(self.axis, 0, steps), *others)[0]
@@ -57,14 +57,14 @@ class FewSteps(TorchFunctionMode):
         if left_out <= 0:
             return func(*args)
         output, *states = func(sequence.narrow(axis, 0, _STEPS), *args[1:])
-        # Copied now: a layer hands over its own list of weights, and a composed network takes its weights out again.
+        # Copy now: the layer passes its own list of weights, and a composed network removes its weights again.
         self._calls.append(_Call(func, _alone(args), axis, left_out, output.requires_grad))
-        first = output.movedim(axis, 0)  # in memory steps come first, whichever axis they are
+        first = output.movedim(axis, 0)  # steps come first in memory, whichever axis holds them
         padded = torch.cat([first, first.new_empty(left_out, *first.shape[1:])])
         return (padded.movedim(0, axis), *states)
 
     def left_out(self, count: Count) -> tuple[int, int]:
-        """(operations, bytes held) of the steps left out, including backward passes; call it after the mode ended."""
+        """(operations, bytes held) of the steps left out, with backward passes; call it after the mode has ended."""
         operations = held = 0
         for call in self._calls:
             more, fewer = (count(lambda call=call, steps=steps: call.run(steps)) for steps in (_STEPS, _STEPS - 1))  # type: ignore[misc]
@@ -74,12 +74,12 @@ class FewSteps(TorchFunctionMode):
 
 
 def _of_whole_sequences(arguments: Sequence[Any]) -> bool:
-    """Whether a call's arguments are a sequence of full batches: in a packed one the weights come one place later."""
+    """Whether a call's arguments are a sequence of full batches: a packed one moves the weights by one argument."""
     return arguments[0].is_meta and arguments[0].dim() == 3 and isinstance(arguments[2], list | tuple)
 
 
 def _alone(argument: Any) -> Any:
-    """The same argument, with tensors detached from the graph that made them."""
+    """The argument with its tensors detached from their graph."""
     if isinstance(argument, Tensor):
         return torch.empty_like(argument).requires_grad_(argument.requires_grad)
     if isinstance(argument, list | tuple):

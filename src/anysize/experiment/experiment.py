@@ -33,13 +33,13 @@ class Experiment(Setup):
     ['0.25', '0.5', '0.75', '1.0']
 
     Attributes:
-        tabulates: whether a method's table is made; without it a method answers as far as it can.
+        tabulates: whether a method computes its look-up table; without one it answers what it can.
     """
 
     tabulates = True
 
     def notices(self) -> list[str]:
-        """What a user should know before the first round."""
+        """Notices for the user before the first round."""
         found = self.method.notices(self.context)
         if self.context.tricks.batch_norm == "local" and batch_norms(self.context.template):
             found.append(
@@ -48,13 +48,13 @@ class Experiment(Setup):
             )
         if not self.config.tells("samples"):
             found.append(
-                "devices do not tell how many samples they have, so that every device counts alike; let them with "
+                "devices do not tell how many samples they have, so all devices count equally; allow it with "
                 'devices.share = ["samples"]'
             )
         return found
 
     def with_config(self, config: ExperimentConfig) -> Experiment:
-        """The experiment of a config that differs in its method alone; what was made of the data is not made again."""
+        """The experiment of a config that differs only in its method; it shares what was computed from the data."""
         other = self.anew(config)
         other.tabulates = self.tabulates
         other._live.pop("method", None)
@@ -77,12 +77,12 @@ class Experiment(Setup):
 
     @cached_property
     def table(self) -> Table | None:
-        """What the method found out before the first round; None where it needs nothing, or has finished."""
+        """The look-up table of the method; None if it needs none, or if the run has finished."""
         return prepared(self) if self.tabulates and self._known is None else None
 
     @cached_property
     def context(self) -> Context:
-        """What server and clients both know, with what only the server holds."""
+        """The server's context: what server and clients both know, and what only the server holds."""
         return self.context_for(self.sizes, self.table)
 
     def cost(
@@ -95,7 +95,7 @@ class Experiment(Setup):
 
 
 def metric_names(experiment: Experiment) -> list[str]:
-    """The names of the task's metrics, found by judging an answer of zeros; refuses a task that cannot."""
+    """The names of the task's metrics, found by evaluating an output of zeros; an error if it lacks some."""
     task = experiment.task
     metrics = dict(task.metrics(example_sums(experiment)))
     missing = [name for name in (task.metric, "loss") if name not in metrics]
@@ -107,19 +107,19 @@ def metric_names(experiment: Experiment) -> list[str]:
 
 
 def example_sums(experiment: Experiment) -> Sums:
-    """What the task sums up, found by judging an answer of zeros."""
+    """The sums of the task, found by evaluating an output of zeros."""
     about, task = experiment.signature, experiment.task
     network = hollow(experiment.context.template, constants=False).eval()
     with without_data(), torch.no_grad():
         output = network(about.example(2))
     if not isinstance(output, Tensor):
-        raise ModelError(f"the model gives a {type(output).__name__}; it must give one tensor")
+        raise ModelError(f"the model returns a {type(output).__name__}; it must return one tensor")
     y = experiment.example.y[:1].expand(2, *about.target_shape)
     return task.sums(torch.zeros(output.shape), torch.zeros(y.shape, dtype=y.dtype))
 
 
 def evaluation_part(experiment: Experiment) -> Part:
-    """The server's test samples, or an error that says how to do without."""
+    """The server's test samples; an error that says how to do without if there are none."""
     data = experiment.tested
     if data is None or data.test is None:
         raise DataError(

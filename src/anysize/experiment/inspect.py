@@ -36,7 +36,7 @@ def inspect(experiment: Experiment) -> Json:
 
 
 def _verdict(experiment: Experiment, name: str) -> Json:
-    """Whether a method, with its own tricks, can train this model: the smallest and the largest size are really built.
+    """Whether a method with its tricks can train this model; builds the smallest and the largest size.
 
     The experiment's method has the options of the file; any other has its defaults.
     """
@@ -44,7 +44,7 @@ def _verdict(experiment: Experiment, name: str) -> Json:
     experiment = copy.copy(experiment)
     if name != config.method.name:
         experiment = experiment.with_config(config.replaced(method=MethodConfig(name=name)))
-    experiment.tabulates = False  # whether it can is seen without training anything
+    experiment.tabulates = False  # the answer needs no training
     try:
         with experiment.blamed("inspection"):
             context, method = experiment.context, experiment.method

@@ -1,4 +1,4 @@
-"""Making, measuring and keeping the look-up table of a method that searches before the first round."""
+"""The look-up table of a method that searches before the first round: computed, measured and saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KIND = "look-up table"
 
 
 def prepared(setup: Setup) -> Table | None:
-    """The method's table with all costs: read from its file if that exists, else computed, and written if it has one.
+    """The method's look-up table with all costs: read from its file if that exists, else computed and saved.
 
     Raises:
         ConfigError: if the file holds the table of another experiment.
@@ -41,7 +41,7 @@ def prepared(setup: Setup) -> Table | None:
     path = (setup.config.folder or Path()) / named if named else None
     if path is not None and path.is_file():
         return read(path, setup)
-    with one_thread():  # as in a run: the number of threads changes last bits
+    with one_thread():  # as in a run: the number of threads changes the last bits
         method = setup.method
         found = method.tabulate(setup.context_for((), None)) if isinstance(method, Searched) else None
         if found is None:
@@ -54,7 +54,7 @@ def prepared(setup: Setup) -> Table | None:
 
 
 def _cost(setup: Setup, table: Table, entry: Entry, timed: bool) -> dict[str, float]:
-    """The cost of an entry in every unit; time only if the table is kept in a file, since it varies between runs."""
+    """The cost of an entry in every unit; time only if the table is saved, since it varies between runs."""
     context, method = setup.context_for((entry.size,), table), setup.method
     state = method.init(context)
     units = setup.cost_in(context, entry.size, state).units()
@@ -184,7 +184,7 @@ def save(path: Path, table: Table, about: Json) -> None:
 
 
 def read(path: Path, setup: Setup) -> Table:
-    """The table in a file, refused if it is damaged or was made for another experiment."""
+    """The table in a file; an error if it is damaged or was made for another experiment."""
     tensors, note = load(path.read_bytes(), f"method.table: {path}", CheckpointError)
     if note.get("kind") != _KIND:
         raise CheckpointError(f"method.table: {path} holds no look-up table; name another file")

@@ -43,7 +43,7 @@ def plan(experiment: Experiment) -> Json:
 
 
 def _unmeasurable(experiment: Experiment) -> list[str]:
-    """Why a run could not be evaluated as the experiment asks; a plan is possible all the same."""
+    """Why the experiment could not be evaluated as asked; the plan is still possible."""
     try:
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
@@ -68,5 +68,5 @@ def leaves_the_device(experiment: Experiment) -> list[str]:
         what = "sums and counts" if config.tells("samples") else "means"
         leaves.append(f"{what} of the metrics on its held-out share")
     if config.own_data:
-        leaves.append("its name, and its capacity or budget, which the size of its sub-model also reveals")
+        leaves.append("its name, and its capacity or budget (the size of its sub-model reveals it too)")
     return leaves

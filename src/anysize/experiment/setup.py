@@ -1,4 +1,4 @@
-"""The parts of an experiment: names or live objects in any place, and what follows from each."""
+"""The ingredients of an experiment, names or live objects, and what follows from each."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _MAY_LIVE = ("data", "model", "method", "task")
 
 
 _SCANNED = 100
-"""Devices with data of their own whose labels are looked at to count the classes."""
+"""How many devices' labels are read to count the classes, if each device has its own data."""
 
 
 class Setup:
-    """The parts of an experiment, names or live objects in any place, and what follows from each; no sizes yet."""
+    """The ingredients of an experiment, names or live objects, and what follows from each; no sizes yet."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class Setup:
         evaluate_every: int = 25,
         checkpoint_every: int = 1,
     ) -> None:
-        """Takes what the tables of an experiment file take, and live objects.
+        """Take the tables of an experiment file, or live objects.
 
         Args:
             data: a name, the [data] table, an `az.Data`, or a function as in "module:function".
-            model: a name, the [model] table, or any nn.Module, which is where training starts.
+            model: a name, the [model] table, or any nn.Module; training starts from its weights.
             method: a name, the [method] table, or a method.
             clients: how many share the data.
             partition: further keys of [data]: split, classes_per_client, alpha, validation, augment, ...
-            keep: patterns of parameters whose width group stays whole.
+            keep: patterns of parameters whose width group is not narrowed.
             pretrained: whether a live model's weights were learned.
             devices: the [devices] table.
             training: the [training] table.
@@ -91,9 +91,9 @@ class Setup:
             tricks: the [tricks] table.
             evaluation: the [evaluation] table.
             engine: a name, or the [engine] table.
-            name: of the run.
-            seed: where every random choice starts.
-            rounds: how many.
+            name: the name of the run.
+            seed: the seed of every random choice.
+            rounds: how many rounds the run has.
             evaluate_every: rounds from one evaluation to the next.
             checkpoint_every: rounds from one checkpoint to the next.
         """
@@ -128,7 +128,7 @@ class Setup:
     def from_config(
         cls, config: ExperimentConfig, known: tuple[Signature, tuple[Size, ...]] | None = None, **live: Any
     ) -> Self:
-        """The experiment of a config; `known` spares it the data, `live` gives the objects that a file cannot name."""
+        """The experiment of a config; `known` replaces the data, `live` holds the objects that a file cannot name."""
         foreign = [unknown("live object", key, _MAY_LIVE) for key in live if key not in _MAY_LIVE]
         if foreign:
             raise ConfigError("; ".join(foreign))
@@ -143,7 +143,7 @@ class Setup:
 
     @contextmanager
     def blamed(self, when: str) -> Iterator[None]:
-        """Makes an error that has the user's own code in it one that says so; leaves others, which are ours, alone."""
+        """Turn an exception from the user's code into an error that names the code; keep exceptions of anysize."""
         try:
             yield
         except AnysizeError:
@@ -158,9 +158,9 @@ class Setup:
 
     @cached_property
     def complete(self) -> ExperimentConfig:
-        """The config with all that it leaves to the method, the network and the data set written out.
+        """The config with every default of the method, the network and the data set.
 
-        An experiment of it is this one, whatever their defaults will be. Absent are options that no file can hold
+        It gives the same experiment even if these defaults change later. It leaves out options that no file can hold
         (None, objects), and those of live objects.
         """
         tables: dict[str, Any] = {"tricks": TricksConfig(**asdict(self.tricks))}
@@ -170,7 +170,7 @@ class Setup:
         return self.config.replaced(**tables)
 
     def defaults(self, kind: str) -> dict[str, Any]:
-        """The options of the "data", "model" or "method" where a file gives none, as far as a file can hold them."""
+        """The default options of the "data", "model" or "method", as far as a file can hold them."""
         name = getattr(self.config, kind).name
         if kind in self._live or name.startswith(_LIVE) or (kind == "data" and self.config.own_data):
             return {}
@@ -178,7 +178,7 @@ class Setup:
         return found
 
     def anew(self, config: ExperimentConfig) -> Self:
-        """The experiment of another config with the same live objects; nothing that was made is shared."""
+        """The experiment of another config with the same live objects; it shares nothing that was computed."""
         other = type(self).from_config(config, **self._live)
         other._pretrained = self._pretrained
         return other
@@ -199,7 +199,7 @@ class Setup:
 
     @cached_property
     def source(self) -> Data | Callable[[Any], Share] | None:
-        """The data set, or the function that gives each device its own share; None where only devices have data."""
+        """The data set, or the function that returns the share of a device; None if only devices have data."""
         live = self._live.get("data")
         if isinstance(live, Data):
             return live
@@ -212,31 +212,29 @@ class Setup:
 
     @property
     def data(self) -> Data | None:
-        """The whole data set; None where each device has its own."""
+        """The whole data set; None if each device has its own."""
         return self.source if isinstance(self.source, Data) else None
 
     @cached_property
     def tested(self) -> Data | None:
-        """The data set whose test part is the server's; None where it has none."""
+        """The data set with the server's test data; None if the server has none."""
         if self.config.data.test is None:
             return self.data
         found = data_sets.load(self.config.data.test)
         if not isinstance(found, Data):
-            raise ConfigError(
-                f"data.test: '{self.config.data.test}' gives single devices' shares; name one that gives a whole set"
-            )
+            raise ConfigError(f"data.test: '{self.config.data.test}' returns one device's share; name a whole data set")
         return found
 
     @cached_property
     def shares(self) -> Shares:
-        """Who has what."""
+        """Which client has which samples."""
         config = self.config.data
         if self.source is None:
             return RemoteShares(config.clients or 0)
         if not isinstance(self.source, Data):
             if config.clients is None:
                 raise ConfigError(
-                    f"data.clients: missing; '{config.name}' gives one device's share, so say how many there are"
+                    f"data.clients: missing; '{config.name}' returns one device's share, so say how many there are"
                 )
             return DeviceShares(self._own_share, config.clients)
         return data_sets.split(
@@ -256,7 +254,7 @@ class Setup:
 
     @cached_property
     def fleet(self) -> Fleet:
-        """The devices; on a fleet those that are expected, since who comes is seen only then."""
+        """The devices; on a fleet, those of the plan, since nobody knows yet which will join."""
         if not len(self.shares):
             return open_fleet(self.config.devices, self.config.seed)
         by_group = self.config.devices.assignment == "group"
@@ -267,7 +265,7 @@ class Setup:
 
     @cached_property
     def signature(self) -> Signature:
-        """What the network must know of the data."""
+        """What the network must know about the data."""
         if self._known is not None:
             return self._known[0]
         if self.source is None and self.tested is None:
@@ -280,7 +278,7 @@ class Setup:
                 "data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)"
             )
         wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
-        # Of a multi-label target every entry is a class of its own; without a class axis every entry is a number.
+        # In a multi-label target every entry is a separate class; without a class axis every entry is a number.
         one_each = self.task.class_axis is None or isinstance(self.task, MultiLabel)
         classes = self.config.task.classes or data.classes
         if classes is not None and data.classes is not None and classes < data.classes:
@@ -315,9 +313,9 @@ class Setup:
 
     @property
     def tricks(self) -> Tricks:
-        """The shared tricks: the method's own where the experiment gives none.
+        """The tricks: those of the experiment, completed by the method's.
 
-        Where devices do not tell how many samples they have, all count alike.
+        If devices do not tell how many samples they have, all count equally.
         """
         chosen = self.method.paper.chosen(self.config.tricks.model_dump())
         if chosen.classwise_head and not self.config.tells("labels"):
@@ -332,7 +330,7 @@ class Setup:
         return stages(self._template[0], self.signature.example(2), self.config.model.blocks)
 
     def _proxy(self) -> Proxy | None:
-        """The server's part of the data; None where each device has its own."""
+        """The server's proxy data; None if each device has its own data."""
         if self._known is not None or not isinstance(self.source, Data):
             return None
         return Proxy(self._proxy_share, perform, calibrated)
@@ -350,7 +348,7 @@ class Setup:
     def context_for(self, sizes: tuple[Size, ...], table: Table | None = None) -> Context:
         """The context of a fleet that trains `sizes`."""
         if self.signature.tokens and self.tricks.adversarial:
-            raise ConfigError("tricks.adversarial: inputs are tokens, which cannot be moved by a little; set it to 0")
+            raise ConfigError("tricks.adversarial: inputs are tokens, and no attack moves tokens a little; set it to 0")
         return Context(
             template=self._template[0],
             axes=self.axes,
@@ -407,7 +405,7 @@ class Setup:
         return {}  # narrowed once for all contexts of this experiment
 
     def _own_parts(self) -> list[str]:
-        """The parts of the experiment that are not ours: named "module:attribute", or live."""
+        """The user's code in the experiment: named "module:attribute", or live."""
         names = {kind: str(getattr(self.config, kind).name) for kind in _MAY_LIVE}
         return [f"your {kind} '{name.removeprefix(_LIVE)}'" for kind, name in names.items() if ":" in name]
 
@@ -419,7 +417,7 @@ class Setup:
         return self._live.get("model")
 
     def _own_share(self, device: int) -> Share:
-        """What the data function gives for a device, refused where it has classes that the network does not know."""
+        """The share that the data function returns for a device; an error if the network lacks one of its classes."""
         assert callable(self.source)
         share, classes = self.source(device), self.signature.classes
         labels = share.train.labels()
@@ -468,7 +466,7 @@ def limits_activations(devices: DevicesConfig) -> bool:
 
 
 def own_line(error: BaseException) -> str:
-    """Where the innermost line of neither this package, nor a library, nor Python was, or nothing."""
+    """The innermost line of the user's code (not anysize, a library or Python), or an empty string."""
     others = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*others, "<"))]

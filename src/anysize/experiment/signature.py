@@ -17,14 +17,14 @@ from anysize.wire import Json
 
 @dataclass(frozen=True)
 class Signature:
-    """What a network must know of the data: kept in the checkpoint, so that a finished run needs the data no more.
+    """What a network must know about the data; in the checkpoint, so that a finished run works without the data.
 
     Attributes:
-        input_shape: of one sample.
+        input_shape: the shape of one sample.
         tokens: whether inputs are integers.
-        target_shape: of one sample's target.
+        target_shape: the shape of one sample's target.
         labels: whether targets are integers.
-        outputs: how many numbers the network gives per sample or position.
+        outputs: how many numbers the network returns per sample or position.
         classes: how many classes there are, or None.
         class_names: their names, or None.
         mean: per channel, of inputs in [0, 1]; None for no normalisation.
@@ -47,7 +47,7 @@ class Signature:
         return torch.zeros(count, *self.input_shape, dtype=kind, device="meta")
 
     def to_json(self) -> Json:
-        """As JSON; `from_json` is the inverse."""
+        """The signature as JSON; `from_json` is the inverse."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
@@ -60,7 +60,7 @@ class Signature:
 
 
 def declared(config: ExperimentConfig, task: Task) -> Signature:
-    """What the experiment says of data that only the devices have; an error that lists what it must say.
+    """The signature of data that only the devices have, as the experiment declares it.
 
     Raises:
         ConfigError: with a line for each key that is missing.

@@ -18,23 +18,23 @@ from anysize.methods.size import Size
 from anysize.methods.table import Table
 
 GRID = tuple(i / 16 for i in range(1, 17))
-"""Widths among which a budget in units is solved, where a method has no other choices."""
+"""The widths that a budget in units chooses from, unless a method offers other choices."""
 
 
 def sized(method: Method[Any], context: Context, capacity: float) -> Size:
-    """The size that a device of this capacity trains: of its width, unless the method says otherwise."""
+    """The size that a device of this capacity trains: that width, unless the method decides otherwise."""
     return method.sized(context, capacity) if isinstance(method, Searched) else Size(capacity)
 
 
 def choices_of(method: Method[Any], context: Context) -> Sequence[Size]:
-    """The sizes among which a budget is solved, best first: widths, the largest first, unless the method has others."""
+    """The sizes that a budget chooses from, best first: widths, largest first, unless the method offers others."""
     return method.choices(context) if isinstance(method, Searched) else [Size(width) for width in reversed(GRID)]
 
 
 def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]) -> dict[str, Size]:
     """The best of the method's choices that each group's budget, or its fraction of the full cost, allows.
 
-    A group that has a plain capacity trains what the method makes of it.
+    For a device group with a plain capacity, the method decides.
     """
     unit = setup.config.devices.capacity_of
     method = setup.method
@@ -78,7 +78,7 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
 def _no_choice(
     setup: Setup, table: Table | None, group: DeviceGroup, budget: Budget | None, choices: Sequence[Size]
 ) -> str | None:
-    """Why a group has nothing to choose from, or None."""
+    """Why a device group has no choices, or None."""
     name = setup.config.method.name
     if not choices:
         every = choices_of(setup.method, setup.context_for((), table))
@@ -109,7 +109,7 @@ def _unknown_kind(name: str, every: Sequence[Size], group: DeviceGroup) -> str:
 
 
 def _labelled(size: Size, group: DeviceGroup) -> Size:
-    """The size under the group's label, unless that is its own."""
+    """The size with the device group's label."""
     return replace(size, name="" if group.label == size.label else group.label)
 
 
@@ -120,9 +120,9 @@ def lowered(
     budgets: Mapping[str, Budget],
     allowed: Mapping[str, list[Size]],
 ) -> dict[str, Size]:
-    """The sizes, lowered among the choices until each fits its budget in the fleet that they make together.
+    """The sizes, lowered among the choices until each fits its budget in the resulting fleet.
 
-    What a size costs may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
+    The cost of a size may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
     """
     while budgets:
         context = setup.context_for(tuple(sorted(set(solved.values()), key=lambda size: size.order)), table)

@@ -22,7 +22,7 @@ def with_weights(network: nn.Module, path: Path) -> nn.Module:
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"model.weights: {path} is damaged or not a safetensors file ({error})") from None
     own = tensors_of(network)
-    prefix = "" if set(own) & set(tensors) else "network."  # files of the bare network fit behind normalisation too
+    prefix = "" if set(own) & set(tensors) else "network."  # weights of the network without normalisation fit too
     try:
         return fill(hollow(network), {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
     except ModelError as error:
@@ -30,7 +30,7 @@ def with_weights(network: nn.Module, path: Path) -> nn.Module:
 
 
 def with_frozen(network: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """The same network, the parameters that match a pattern not trained."""
+    """The same network; parameters that match a pattern require no gradient."""
     names = dict(network.named_parameters())
     for pattern in patterns:
         hits = [name for name in names if any(fnmatch(name, form) for form in _forms(pattern))]

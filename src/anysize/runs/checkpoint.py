@@ -35,7 +35,7 @@ class Checkpoint:
         round: the last finished round; 0 before the first.
         state: the method's state.
         momentum: the server's momentum, by the names of the flattened state.
-        statistics: batch-norm statistics by size label, if they were estimated for this very state.
+        statistics: batch-norm statistics by size label, if they were estimated for this state.
         kept: the tensors that stay with each client.
         turns: the round in which each of those clients last took part.
     """
@@ -87,7 +87,7 @@ def exists(directory: Path) -> bool:
 
 
 def peek(directory: Path) -> Json:
-    """What `save` was told about the run; builds nothing."""
+    """The facts about the run that `save` received; builds nothing."""
     about = _read(directory)[1]["about"]
     if not isinstance(about, dict):
         raise _damaged(directory, "it says nothing about its run")
@@ -108,7 +108,7 @@ def restore_from(directory: Path, like: Any) -> Checkpoint:
         try:
             return _restored(directory, like)
         except _MissingKeptError:
-            continue  # the run is going on and has just replaced the checkpoint that named these files
+            continue  # a run in progress has just replaced the checkpoint that named these files
     return _restored(directory, like)
 
 

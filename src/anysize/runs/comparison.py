@@ -1,7 +1,7 @@
-"""Several methods, one experiment: a run for each method and seed, and one table of what came out.
+"""Several methods, one experiment: a run for each method and seed, and one table of the results.
 
 The runs differ in nothing but the method and the seed: with equal seeds all methods see the same partition,
-participants, capacities and first weights. Options of the file's [method] table are its own method's alone.
+participants, capacities and first weights. The options in the file's [method] table apply to that method only.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Row:
     Attributes:
         method: its name.
         size: the size's label.
-        mean: of the metric over the seeds, at the last round.
-        std: the sample standard deviation over the seeds; None of a single one.
+        mean: the mean of the metric over the seeds, after the last round.
+        std: the sample standard deviation over the seeds; None with a single seed.
         values: the metric of each seed, in the order of the seeds.
         parameters: what a client of that size trains and sends.
         macs: multiply-adds of one forward pass of the finished network, per sample.
@@ -73,13 +73,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out of a comparison.
+    """The results of a comparison.
 
     Attributes:
         metric: the name of the figure of merit.
         higher_is_better: whether a larger metric is a better one.
-        rounds: of every run.
-        seeds: that were run.
+        rounds: how many rounds every run had.
+        seeds: the seeds of the runs.
         rows: a row per method and size, methods as asked for, smallest size first.
         directory: where the runs are.
     """
@@ -100,13 +100,13 @@ class Comparison:
         return found
 
     def to_json(self) -> Json:
-        """As one JSON object, the runs' folders left out."""
+        """One JSON object, without the runs' folders."""
         about = {"metric": self.metric, "higher_is_better": self.higher_is_better, "rounds": self.rounds}
         averages = {method: {"mean": mean, "std": std} for method, (mean, std) in self.averages().items()}
         return about | {"seeds": list(self.seeds), "averages": averages, "rows": [asdict(row) for row in self.rows]}
 
     def to_csv(self) -> str:
-        """As CSV: a line per row, the seeds' values in columns of their own."""
+        """CSV with a line per row and a column per seed."""
         text = io.StringIO()
         columns = [name for name in Row.__dataclass_fields__ if name != "values"]
         writer = csv.writer(text, lineterminator="\n")
@@ -128,10 +128,10 @@ def compare(
     on_event: OnRunEvent = lambda name, event: None,
     pool: WorkerPool | None = None,
 ) -> Comparison:
-    """Runs every method with every seed, each in its own folder, and gives the table.
+    """Run every method with every seed, each in a separate folder, and return the table.
 
-    Runs that are already finished are not run again, and runs that were stopped go on: asking a second time for more
-    methods or seeds costs only what is new.
+    Finished runs are not repeated, and stopped runs continue: a second call with more methods or seeds costs only the
+    new runs.
 
     Args:
         source: an experiment file or a config.
@@ -139,9 +139,9 @@ def compare(
         seeds: by default the experiment's.
         out: the folder of all runs; by default runs/<name>-compare.
         overrides: "key=value" changes to the file.
-        overwrite: run everything anew instead.
+        overwrite: run everything again instead.
         on_event: called with a run's folder name and each of its events.
-        pool: worker processes that have been started already, for all runs; see `run`.
+        pool: worker processes that are already started, for all runs; see `run`.
     """
     base = source if isinstance(source, ExperimentConfig) else configs.load(source, overrides)
     chosen = tuple(seeds) or (base.seed,)
@@ -196,13 +196,13 @@ def _row(method: str, size: str, values: tuple[float, ...], cost: Cost) -> Row:
 
 
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation; a single value has none."""
+    """Mean and sample standard deviation; the latter is None for a single value."""
     mean = statistics.fmean(values) if values else math.nan
     return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
 def _final(made: Run, metric: str) -> dict[str, float]:
-    """The metric per size after the last round, as the run itself measured it."""
+    """The metric per size after the last round, as the run measured it."""
     last = made.history[-1]
     if metric not in last:
         raise ConfigError(
@@ -214,7 +214,7 @@ def _final(made: Run, metric: str) -> dict[str, float]:
 def _finished(
     experiment: Experiment, directory: Path, overwrite: bool, on_event: OnRunEvent, pool: WorkerPool | None
 ) -> Run:
-    """The run in a directory, brought to its end if it is not there yet."""
+    """The run in a directory; continues it to its end if it has not finished."""
     there = directories.holds_run(directory) and not overwrite
     if there:
         changed = configs.changes(begun(experiment, directories.saved_config(directory)), experiment.complete)
@@ -224,7 +224,7 @@ def _finished(
         if fixed(changed):
             listed = "\n  ".join(configs.differences(changed))
             raise CheckpointError(
-                f"{directory} holds a run of another experiment; choose another folder with --out, or run all anew "
+                f"{directory} holds a run of another experiment; choose another folder with --out, or run all again "
                 f"with --overwrite. The differences:\n  {listed}"
             )
     watch = partial(on_event, directory.name)
@@ -232,15 +232,15 @@ def _finished(
 
 
 def _is_over(config: ExperimentConfig, directory: Path) -> bool:
-    """Whether the run in the directory has had its last round."""
+    """Whether the run in the directory has finished its last round."""
     return checkpoints.exists(directory) and checkpoints.round_of(directory) == config.rounds
 
 
 def _check(base: ExperimentConfig, methods: Sequence[str], seeds: Sequence[int], folder: Path) -> None:
-    """Refuses, before anything runs, what could only fail hours later."""
+    """Refuse, before anything runs, what would otherwise fail hours later."""
     if base.folder is not None:
         look_in(base.folder)
-    problems = [] if methods else ["methods: none were named; give at least one"]
+    problems = [] if methods else ["methods: none given; give at least one"]
     problems += [f"methods: '{name}' occurs more than once" for name in _repeated(methods)]
     problems += [f"seeds: {seed} occurs more than once" for seed in _repeated(seeds)]
     problems += [f"seeds: {seed} is below 0" for seed in seeds if seed < 0]

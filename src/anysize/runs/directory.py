@@ -1,7 +1,7 @@
 """The files of a run directory: who may write there, how they grow, and what a crash may leave behind.
 
-Every file is either replaced in one step (config, environment, checkpoint, report) or only ever appended to (events,
-clients), so that whatever happens in between, the directory stands for some finished round.
+Every file is either replaced in one step (config, environment, checkpoint, report) or only appended to (events,
+clients). Whenever a run is killed, its directory therefore holds the state after some finished round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROW = ("round", "client", "group", "size", "samples")
 
 
 def check_free(directory: Path, overwrite: bool) -> None:
-    """Refuses a directory that holds a run, unless it may be overwritten, or files that are not a run's."""
+    """Refuse a directory that holds other files, or a run that must not be overwritten."""
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(f"{directory} is a file; choose another folder with --out")
     if not directory.is_dir() or _is_unused(directory):
@@ -49,30 +49,30 @@ def check_free(directory: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{directory} holds files that are not a run's; choose another folder with --out")
     if not overwrite:
         raise CheckpointError(
-            f"{directory} already holds a run; go on with it with --resume, choose another folder with --out, or "
+            f"{directory} already holds a run; continue it with --resume, choose another folder with --out, or "
             "replace it with --overwrite"
         )
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a run has begun there: the two files that every run writes first, whatever happens afterwards."""
+    """Whether a run has started there: whether the two files exist that every run writes first."""
     return (directory / CONFIG).is_file() and (directory / ENVIRONMENT).is_file()
 
 
 def has_progress(directory: Path) -> bool:
-    """Whether a run there has come as far as its first checkpoint: so far that another can go on from it."""
+    """Whether a run there has reached its first checkpoint, so that it can be resumed."""
     return (directory / FILE).is_file() or (directory / EVENTS).is_file()
 
 
 def _is_unused(directory: Path) -> bool:
-    """Whether nothing is there but what a run leaves that was killed while it wrote the first of its files."""
+    """Whether the directory holds at most what a run leaves that is killed while it writes its first files."""
     ours = {path.name for name in (CONFIG, ENVIRONMENT) for path in atomic.unfinished(directory, name)}
     ours |= {ENVIRONMENT} if "anysize" in saved_environment(directory) else set()
     return all(path.name in ours for path in directory.iterdir())
 
 
 def make(directory: Path) -> None:
-    """The directory exists, or an error says why it cannot."""
+    """Create the directory if it does not exist."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,7 +80,7 @@ def make(directory: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Deletes the run in the directory; files that no run writes stay."""
+    """Delete the run in the directory; files that no run writes stay."""
     drop_partial(directory)
     for name in _FILES:
         (directory / name).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def clear(directory: Path) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the directory against a second run in it; the lock ends with the process, however that ends."""
+    """Lock the directory against a second run; the lock ends with the process, however that ends."""
     if sys.platform == "win32":
         yield
         return
@@ -104,34 +104,34 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a text file in one step."""
+    """Replace a text file in one step."""
     write(path, text.encode())
 
 
 def append_event(directory: Path, event: Json) -> None:
-    """Adds an event as one line; what is not a finite number becomes null, since JSON has no word for it."""
+    """Append an event as one line; NaN and infinity become null, since JSON cannot hold them."""
     _append(directory / EVENTS, json.dumps(_finite(event), ensure_ascii=False) + "\n")
 
 
 def write_analysis(directory: Path, round: int, arrays: Mapping[str, Tensor]) -> None:
-    """The arrays in which a method describes its state after a round, in a file of their own; none, no file."""
+    """Write the arrays that describe a method's state after a round, if there are any, to one file."""
     if arrays:
         (directory / ANALYSIS).mkdir(exist_ok=True)
         write(directory / ANALYSIS / f"{round:06d}.safetensors", dump(arrays, {"round": round}))
 
 
 def begin_rows(directory: Path, metrics: Sequence[str]) -> None:
-    """A clients.csv without rows: a line of column names."""
+    """Write a clients.csv without rows: a line of column names."""
     write_text(directory / CLIENTS, _csv([*_ROW, *metrics], []))
 
 
 def append_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Adds a line for each row."""
+    """Append a line for each row."""
     _append(directory / CLIENTS, _csv(list(rows[0]), rows).split("\n", 1)[1])
 
 
 def rewind(directory: Path, round: int) -> None:
-    """Takes back what a killed run wrote after the round of its checkpoint: torn lines, later rows, half files."""
+    """Remove what a killed run wrote after its last checkpoint: torn lines, later rows, unfinished files."""
     drop_partial(directory)
     events, clients = directory / EVENTS, directory / CLIENTS
     whole = events.read_bytes() if events.is_file() else b""
@@ -152,7 +152,7 @@ def rewind(directory: Path, round: int) -> None:
 
 
 def drop_partial(directory: Path) -> None:
-    """Deletes files that a killed run had not finished writing."""
+    """Delete files that a killed run had not finished writing."""
     for folder in (directory, *(directory / name for name in _FOLDERS)):
         for path in atomic.unfinished(folder):
             path.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def saved_config(directory: Path) -> configs.ExperimentConfig:
 
 
 def saved_environment(directory: Path) -> Json:
-    """What the run wrote about its surroundings; empty if that cannot be read."""
+    """The content of environment.json; empty if it cannot be read."""
     try:
         found = json.loads((directory / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -197,8 +197,8 @@ def _append(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise CheckpointError(
-            f"could not write {path}: {error.strerror or error}. The last checkpoint is untouched; mend that and go on "
-            "with --resume"
+            f"could not write {path}: {error.strerror or error}. The last checkpoint is untouched; solve that and "
+            "continue with --resume"
         ) from None
 
 

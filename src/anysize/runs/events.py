@@ -1,4 +1,4 @@
-"""The events of a run, and how far it is."""
+"""The events of a run, and its progress."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def counted_rounds(path: Path, events: Iterable[tuple[int, Event]]) -> list[tupl
 
 
 def status(directory: Path) -> Json:
-    """How far a run is: its last finished round, its latest metrics, and which devices take part."""
+    """The progress of a run: its last finished round, its latest metrics, and its devices."""
     config = saved_config(directory)
     events = read_events(directory / EVENTS)
     start = next((event for event in events if event["event"] == "start"), {"metric": "accuracy"})

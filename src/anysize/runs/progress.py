@@ -1,4 +1,4 @@
-"""How far a run is, told on the standard error: by a live bar on a terminal, by lines elsewhere."""
+"""The progress of a run on standard error: a live bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def watched(rounds: int, on_event: OnEvent | None, shown: bool | None) -> Iterator[OnEvent]:
-    """What a run tells its events: whoever listens, and the bar or the lines if they are shown.
+    """Yield the function that a run calls with its events: it calls `on_event`, and shows the progress.
 
     Args:
-        rounds: of the run.
-        on_event: who listens.
-        shown: None for yes on a terminal, unless somebody listens, who may show them in another way.
+        rounds: how many rounds the run has.
+        on_event: another function to call with every event.
+        shown: whether to show the progress; None: on a terminal, unless `on_event` is given.
     """
     if shown is None:
         shown = err.is_terminal and on_event is None
@@ -41,14 +41,14 @@ def watched(rounds: int, on_event: OnEvent | None, shown: bool | None) -> Iterat
 
 
 def bars() -> Progress:
-    """A place for bars, which are drawn on a terminal only."""
+    """Progress bars, drawn on a terminal only."""
     columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
     rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
     return Progress(*columns, *rest, console=err, disable=not err.is_terminal)
 
 
 class Watch:
-    """Shows a run's events as a live bar on a terminal, as lines elsewhere; `before` is the round it went on from."""
+    """Show a run's events, as a live bar on a terminal and as lines elsewhere; `before` is its first round minus 1."""
 
     def __init__(self, progress: Progress, rounds: int, title: str = "round") -> None:
         self.before = 0
@@ -84,7 +84,7 @@ class Watch:
 
 
 def print_notices(notices: Sequence[str]) -> None:
-    """Prints what a user should know, a line for each."""
+    """Print notices, a line for each."""
     for notice in notices:
         err.print(f"note: {notice}", style="yellow", markup=False)
 

@@ -1,6 +1,6 @@
-"""What a resumed run goes on with: what the experiment says now, and where it says nothing, as the run was begun.
+"""The experiment of a resumed run: the values of the given file, completed by those that the run started with.
 
-A run's directory holds every value, so that a default that has changed since then changes no run that was begun before.
+A run directory holds every value, so a default that has changed since does not change a run that has started.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from anysize.errors import CheckpointError
 from anysize.experiment.experiment import Experiment
 
 MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evaluation")
-"""The tables and keys in which a resumed run may differ from what it was."""
+"""The tables and keys that a resumed run may change."""
 
 _OF_THE_MACHINE = ("engine.name", "engine.workers", "engine.accelerator")
-"""Where a run goes on: what this machine has, and not what it was begun on."""
+"""The table that describes this machine, not the one where the run started."""
 
 
 def begun(experiment: Experiment, saved: ExperimentConfig) -> ExperimentConfig:
-    """The complete config of a run that a directory holds, what the directory lacks by today's defaults."""
+    """The complete config of the run in a directory; today's defaults fill in what its file lacks."""
     parts = ("data", "model", "method")
     if any(getattr(saved, part).name != getattr(experiment.config, part).name for part in parts):
-        return saved  # another experiment, whose code need not be here
+        return saved  # another experiment, whose code may be missing here
     return experiment.anew(saved).complete
 
 
 def fixed(keys: Collection[str]) -> list[str]:
-    """Those of the dotted keys in which a resumed run may not differ."""
+    """Those of the dotted keys that a resumed run must not change."""
     return [key for key in keys if re.split(r"[.\[]", key)[0] not in MAY_CHANGE]
 
 
 def resumed(experiment: Experiment, saved: ExperimentConfig, directory: Path) -> tuple[Experiment, list[str]]:
-    """The experiment with which the run in a directory goes on, and which of its values are the run's alone, in lines.
+    """The experiment that continues the run in a directory, and a line for each value that comes from the run alone.
 
     Args:
-        experiment: as it is given now.
+        experiment: the experiment as given now.
         saved: the config in the directory.
         directory: for the error.
 
     Raises:
-        CheckpointError: if the experiment says something else than the run, and it may not.
+        CheckpointError: if the experiment gives a value that differs from the run's and must not.
     """
     before, now = begun(experiment, saved), experiment.complete
     changed = configs.changes(before, now)
@@ -64,7 +64,7 @@ def resumed(experiment: Experiment, saved: ExperimentConfig, directory: Path) ->
 
 
 def _with(tables: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with other values at dotted keys of one table; None takes a key away."""
+    """The tables with other values at dotted keys of one table; None removes a key."""
     for key, value in values.items():
         table, _, name = key.rpartition(".")
         place = tables[table] if table else tables

@@ -39,7 +39,7 @@ def load(directory: str | Path, **live: Any) -> Run:
     """The run in a directory, finished or not.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
         **live: `model=`, `data=`, `task=` or `method=`, if the run was made with objects that a file cannot name.
     """
     return Run(Path(directory), None, **live)
@@ -49,9 +49,9 @@ class Run:
     """A run in its directory: its history, and networks of any size cut from it.
 
     Attributes:
-        directory: where it is.
-        config: the complete experiment, as the directory has it.
-        experiment: what it was made with.
+        directory: the run directory.
+        config: the complete config in the directory.
+        experiment: the experiment of the run.
     """
 
     def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
@@ -83,7 +83,7 @@ class Run:
         return list(self.experiment.method.sizes(self.experiment.context))
 
     def size(self, given: float | str) -> Size:
-        """The size of a label, or of a width, trained or not."""
+        """The size with this label or width, trained or not."""
         labels = {size.label: size for size in self.sizes}
         text = given if isinstance(given, str) else repr(float(given))
         if text in labels:
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def levels(self) -> Levels | None:
-        """The robustness that a customised network can have; None where the method offers no choice."""
+        """The levels of robustness that a customised network can have; None if the method offers no choice."""
         return levels_of(self.experiment.method, self.experiment.context)
 
     def customize(
@@ -109,7 +109,7 @@ class Run:
         Args:
             size: a label or a width; by default the largest.
             budget: instead of a size: the largest trained size that fits it.
-            robustness: between 0 (accurate) and 1 (robust), where the method offers a choice.
+            robustness: between 0 (accurate) and 1 (robust), if the method offers a choice.
         """
         if size is not None and budget is not None:
             raise ConfigError("give a size or a budget, not both")
@@ -122,7 +122,7 @@ class Run:
             return finished(context, method, self.state, chosen, self._statistics([chosen]))
 
     def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
-        """Writes several sizes, by default all that were trained, as one file for `anysize.runtime`."""
+        """Write several sizes, by default all trained ones, to one file for `anysize.runtime`."""
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
         chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
         values: Sequence[float | None] = [None] if levels is None else levels.values
@@ -157,7 +157,7 @@ class Run:
     def evaluate(
         self, sizes: Sequence[float | str] | None = None, robustness: float | None = None
     ) -> dict[str, dict[str, float]]:
-        """The customised networks' metrics on the test set by size label, for trained sizes or any others."""
+        """The metrics of the customised networks on the test set, by size label; any size, trained or not."""
         test, batch = evaluation_part(self.experiment), self.config.evaluation.batch_size
         wanted = self._wanted(sizes, robustness)
         context, method = self.experiment.context, self.experiment.method
@@ -172,12 +172,12 @@ class Run:
         robustness: float | None = None,
         kind: Literal["pgd", "auto"] | None = None,
     ) -> dict[str, list[Json]]:
-        """The metric per size label and level of robustness on clean test samples and on the same under attack.
+        """The metric per size label and level of robustness, on clean test samples and on the same under attack.
 
         Args:
             sizes: labels or widths; by default those that were trained.
             robustness: one level; by default those that the experiment names.
-            kind: of attack; by default the experiment's, or "pgd" where it has none.
+            kind: the kind of attack; by default the experiment's, or "pgd" if it has none.
         """
         test, options = evaluation_part(self.experiment), self.config.evaluation
         chosen = kind or (options.attack if options.attack != "none" else "pgd")
@@ -194,7 +194,7 @@ class Run:
         return [self._robust(size, robustness) for size in chosen]
 
     def _robust(self, size: Size, robustness: float | None) -> Size:
-        """The size at a level of robustness, refused where the method has no such."""
+        """The size at a level of robustness; an error if the method does not offer that level."""
         if robustness is None:
             return size
         levels = self.levels
@@ -207,13 +207,13 @@ class Run:
         return replace(size, robustness=float(robustness))
 
     def _statistics(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
-        """Statistics of these sizes: those of the checkpoint, and what it lacks estimated now."""
+        """Batch-norm statistics of these sizes: from the checkpoint, or else estimated now."""
         context, method, known = self.experiment.context, self.experiment.method, self._checkpoint.statistics
-        if self.levels is not None or not batch_norms(context.template):  # networks that have their own, or need none
+        if self.levels is not None or not batch_norms(context.template):  # networks hold their own, or need none
             return {}
         missing = [size for size in sizes if statistics_of(context, method, self.state, size, known) is None]
         trained = {size.label for size in self.sizes}
-        # A mixture's members were all trained, whichever sizes were: their statistics are known, or calibrated as ever.
+        # All members of a mixture were trained, whichever sizes were: their statistics are known, or can be calibrated.
         new = [size for size in missing if size.label not in trained and not isinstance(method, Mixture)]
         old = [size for size in missing if size not in new]
         if old and needs_calibration(context):
@@ -221,18 +221,18 @@ class Run:
         return known | {size.label: self._untrained(size) for size in new}
 
     def _calibrated(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
-        """Statistics of sizes, estimated now on the clients' data, if it is here."""
+        """Statistics of sizes, estimated now on the clients' data; an error if only devices have it."""
         experiment = self.experiment
         if experiment.config.own_data:
             raise DataError(
                 f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "
-                "devices, and none that can run it has answered. They are estimated at evaluations: go on with --resume"
+                "devices, and none that can run it has answered. Evaluations estimate them: continue with --resume"
             )
         engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
         return calibrate(experiment, self.state, engine, experiment.fleet, self.round, sizes)
 
     def _untrained(self, size: Size) -> Statistics:
-        """Statistics of a size that was never trained, whatever the batch-norm treatment: nobody has tracked any."""
+        """Statistics of a size that was never trained: no client has tracked any, whatever tricks.batch_norm is."""
         experiment, count = self.experiment, self.config.evaluation.calibration_clients
         shares, batch = experiment.shares, self.config.training.batch_size
         random = generator(self.config.seed, self.round, "untrained")
@@ -245,7 +245,7 @@ class Run:
 
 
 def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
-    """What a checkpoint knows of the data and of the sizes that the fleet trained."""
+    """The data's signature and the trained sizes, from a checkpoint."""
     try:
         return Signature.from_json(about["signature"]), tuple(Size(**size) for size in about["sizes"])
     except (KeyError, TypeError, AttributeError) as error:

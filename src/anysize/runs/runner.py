@@ -49,7 +49,7 @@ _HISTOGRAM_CLIENTS = 200
 
 
 MakeEngine = Callable[[Experiment, Mapping[int, Tensors]], Engine]
-"""Makes an engine for an experiment, given what stayed with each client, which the run goes on changing."""
+"""Makes the engine of an experiment from the tensors that stay with each client; the run updates that mapping."""
 
 
 def run(
@@ -65,27 +65,27 @@ def run(
     engine: MakeEngine | None = None,
     pool: WorkerPool | None = None,
 ) -> Run:
-    """Runs an experiment to its end and gives the finished run.
+    """Run an experiment to its end, and return the finished run.
 
     Args:
         source: an experiment file, or an experiment.
         out: the run directory; by default runs/<name>.
         overrides: "key=value" changes to the file.
-        resume: go on with the run that the directory holds; what the source leaves out stays as it was there.
-        overwrite: delete the run that the directory holds.
+        resume: continue the run in the directory; values that the source leaves out stay as they are there.
+        overwrite: replace the run in the directory.
         profile: note in every round's event where its time went; see `anysize.profiling`.
-        progress: show how far it is, with a bar on a terminal and lines elsewhere; by default on a terminal only, and
-            not where `on_event` is given.
+        progress: whether to show the progress, as a bar on a terminal and as lines elsewhere; by default on a terminal,
+            unless `on_event` is given.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
-        engine: makes the engine, in place of the one that the experiment names: a fleet of real devices.
-        pool: worker processes that have been started already, for the engine that has such; it is left for other runs.
+        engine: makes the engine, instead of the one that the experiment names; for a fleet of real devices.
+        pool: worker processes that are already started, for an engine that uses them; they stay for other runs.
     """
     experiment = source if isinstance(source, Experiment) else Experiment.from_config(configs.load(source, overrides))
     directory = Path(out) if out is not None else Path("runs") / experiment.config.name
     hold_memory()
     clock = Clock() if profile else None
     watching = watched(experiment.config.rounds, on_event, progress)
-    # One thread: their number changes last bits, on the server as on a client.
+    # One thread: the number of threads changes the last bits, on the server as on a client.
     with interrupts.deferred(), watching as tell, one_thread(), measuring(clock):
         runner = _Runner(experiment, directory, tell, clock, engine, pool)
         experiment = runner.go(resume=resume, overwrite=overwrite)
@@ -113,11 +113,11 @@ class _Runner:
         self._metrics: list[str] = []
         self._saved = 0  # the round of the checkpoint in the directory
         self._pool = pool
-        self._void = 0  # rounds in a row with too few answers
-        self._devices: dict[int, Json] = {}  # the name and the group of each that has come
+        self._void = 0  # consecutive rounds with too few answers
+        self._devices: dict[int, Json] = {}  # the name and the device group of each that has joined
 
     def go(self, *, resume: bool, overwrite: bool) -> Experiment:
-        """Runs to the end; the experiment as it was run."""
+        """Run to the end, and return the experiment as it was run."""
         began = time.perf_counter()
         with self._experiment.blamed("before the first round"), ExitStack() as stack:
             self._check(resume, overwrite)
@@ -139,7 +139,7 @@ class _Runner:
         return self._experiment
 
     def _check(self, resume: bool, overwrite: bool) -> None:
-        """Refuses what can be seen to be wrong before anything is prepared."""
+        """Refuse what is visibly wrong before anything is prepared."""
         if self._make_engine is None:
             _check_engine(self._experiment.config)
         if resume:
@@ -153,19 +153,19 @@ class _Runner:
         return ours and obstacle(self._experiment) is None
 
     def _started_pool(self, stack: ExitStack) -> WorkerPool:
-        """Worker processes, which start while the rest is prepared; new ones end with the stack."""
+        """Worker processes; they start while the rest is prepared, and new ones end with the stack."""
         pool = self._pool or stack.enter_context(WorkerPool(self._experiment.config.engine.workers))
         pool.start()
         return pool
 
     def _tried(self) -> Any:
-        """The method's first state; whatever is wrong with the experiment shows here, before a file is touched."""
+        """The method's first state; any fault of the experiment shows here, before a file is written."""
         experiment = self._experiment
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
         interrupts.check()
         if asks_held_out(experiment.method) and experiment.data is not None and not experiment.config.data.validation:
-            raise ConfigError("method: it asks clients about held-out data, and they hold none; set data.validation")
+            raise ConfigError("method: it evaluates on the clients' holdouts, and they have none; set data.validation")
         if experiment.config.evaluation.attack != "none":
             check_attackable(experiment)
         if experiment.config.training.stack > 1:
@@ -185,7 +185,7 @@ class _Runner:
         return self._started(fresh)
 
     def _resumed(self, fresh: Any) -> Checkpoint:
-        """The checkpoint from which the run in the directory goes on."""
+        """The checkpoint that the run in the directory continues from."""
         if not directories.has_progress(self._directory):
             return self._begun(fresh, overwrite=True)
         current = checkpoints.restore_from(self._directory, fresh)
@@ -246,12 +246,12 @@ class _Runner:
         if number == config.rounds and isinstance(method, Finishing) and method.finishes:
             who = (context, engine, fleet, number, config.evaluation.clients)
             state = method.finish(context, state, partial(judged, *who, missing=missing))
-        before.kept.update(tally.kept)  # the same mapping that the engine reads from
+        before.kept.update(tally.kept)  # the engine reads from this mapping
         turns = before.turns | dict.fromkeys(tally.kept, number)
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
         event = self._round_event(number, tally, fleet)
         if number % config.evaluate_every == 0 or number == config.rounds:
-            with stage("evaluate"), measuring(None):  # with all that it extracts, sends and calibrates
+            with stage("evaluate"), measuring(None):  # includes extracting, sending and calibrating
                 event |= self._evaluate(after, engine, fleet, missing)
             directories.write_analysis(self._directory, number, method.describe(context, state))
         event |= _missing(tally, missing)
@@ -267,7 +267,7 @@ class _Runner:
         return after
 
     def _introduce(self, number: int, fleet: Fleet) -> None:
-        """An event that says which devices are new, or can train another size than before."""
+        """An event that lists the devices that are new, or can train another size than before."""
         found = {
             client: {"name": name, "group": fleet.group_of(client, number).name} for client, name in fleet.names.items()
         }
@@ -277,18 +277,18 @@ class _Runner:
             self._event({"event": "devices", "round": number, "devices": new})
 
     def _given_up(self, number: int, least: int, tally: Tally) -> str:
-        """Why a run that nobody answers any more stops."""
+        """The error of a run that stops because too few clients answer."""
         missing = (
             "; ".join(f"client {entry['client']}: {entry['why']}" for entry in tally.missing) or "no device was there"
         )
         return (
             f"stopped after round {number}: {self._void} rounds in a row (engine.void_rounds) had fewer answers than "
             f"the {least or 1} that a round needs (engine.min_clients). In the last one: {missing}. What was learned "
-            "before is saved; go on with --resume when the devices are back"
+            "before is saved; continue with --resume when the devices are back"
         )
 
     def _clients(self, number: int, fleet: Fleet) -> list[Client]:
-        """The participants in the order of folding in: by predicted cost, largest first, then by id."""
+        """The participants in the order of aggregation: by predicted cost, largest first, then by id."""
         experiment = self._experiment
         found = []
         for client in fleet.participants(number):
@@ -300,7 +300,7 @@ class _Runner:
         return [Client(c, i, size, number, samples, seed) for i, (_, c, size, samples) in enumerate(ordered)]
 
     def _evaluate(self, current: Checkpoint, engine: Engine, fleet: Fleet, missing: list[Absence]) -> Json:
-        """Calibrates if it must, measures, and puts the statistics into the checkpoint."""
+        """Calibrate if needed, measure, and put the statistics into the checkpoint."""
         experiment = self._experiment
         config, context, method = experiment.config, experiment.context, experiment.method
         current.statistics = used = calibrate(experiment, current.state, engine, fleet, current.round, missing=missing)
@@ -311,7 +311,7 @@ class _Runner:
             apart = config.evaluation.by_domain
             metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart, engine=engine)
             event = {metric: _main(metrics, metric), "metrics": metrics}
-            if used and context.tricks.batch_norm == "batch":  # as papers test that normalise by the test batch
+            if used and context.tricks.batch_norm == "batch":  # as in the papers that normalise by the test batch
                 by_batch = on_test(context, method, current.state, test, {}, batch, engine=engine)
                 event["by_test_batch"] = _main(by_batch, metric)
             if config.evaluation.attack != "none":
@@ -384,7 +384,7 @@ class _Runner:
         }
 
     def _profile(self) -> Json:
-        """Where the time since the event before went; nothing unless the run is profiled."""
+        """The time of each stage since the last event; empty unless the run is profiled."""
         return {} if self._clock is None else {"profile": self._clock.take()}
 
     def _progress(self, number: int, clients: int) -> Callable[[Update | Absence], None]:
@@ -401,35 +401,35 @@ class _Runner:
     def _check_resumable(self) -> None:
         if not directories.has_progress(self._directory):
             directories.check_free(self._directory, overwrite=True)
-            text = f"nothing was saved in {self._directory} yet, so the run begins with its first round"
+            text = f"nothing was saved in {self._directory} yet, so the run starts with its first round"
             self._on_event({"event": "notice", "text": text})
             return
         old = saved_config(self._directory)
         self._experiment, kept = resumed(self._experiment, old, self._directory)
         if kept:
-            text = f"what the experiment does not say stays as the run was begun: {'; '.join(kept)}"
+            text = f"values that the experiment leaves out stay as the run started: {'; '.join(kept)}"
             self._on_event({"event": "notice", "text": text})
         new = self._experiment.config
         both = range(min(old.rounds, new.rounds))
         if any(old.training.rate(r, old.rounds) != new.training.rate(r, new.rounds) for r in both):
             text = (
-                f"the learning rate's schedule spans all rounds: with rounds = {new.rounds} instead of {old.rounds} "
-                "the rounds to come have other rates, and those already done had others than in a run begun so"
+                f"the learning rate's schedule spans all rounds: with rounds = {new.rounds} instead of {old.rounds}, "
+                "the coming rounds have other rates, and the past ones differ from a run that started with that"
             )
             self._on_event({"event": "notice", "text": text})
         data, before = self._experiment.data, directories.saved_environment(self._directory).get("data", {})
         if data is not None and data.checksum != before.get("checksum", data.checksum):
             raise CheckpointError(
                 f"the data is not what the run in {self._directory} was trained on (sha256 {before['checksum'][:12]}, "
-                f"now {data.checksum[:12]}); bring the old data back, or start anew with --out or --overwrite"
+                f"now {data.checksum[:12]}); restore the old data, or start again with --out or --overwrite"
             )
 
     def _write_about(self) -> None:
-        """The config and what surrounds the run: the files that make a directory a run's."""
+        """Write the config and the environment: the files that mark a run directory."""
         data, folder = self._experiment.data, self._experiment.config.folder
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
         about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
-        # In this order, since a lone config.toml could be anybody's.
+        # In this order, since a config.toml alone could belong to anything.
         directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
         directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
 
@@ -450,7 +450,7 @@ def _main(metrics: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, 
 
 
 def _missing(tally: Tally, asked: Sequence[Absence]) -> Json:
-    """Who did not answer in a round, and whether that left the state as it was; nothing where all did."""
+    """The clients that did not answer in a round, and whether that made it void; empty if all answered."""
     found = [entry | {"task": "train"} for entry in tally.missing]
     found += [asdict(absence) | {"task": "evaluate"} for absence in asked]
     return ({"missing": found} if found else {}) | ({"void": True} if tally.void else {})
@@ -461,7 +461,7 @@ def with_momentum(
 ) -> tuple[Any, Tensors]:
     """The server's step with momentum: v <- factor v + (after - before), state <- before + v.
 
-    Buffers, such as running statistics, are no parameters: a variance with momentum could fall below zero.
+    Buffers, such as running statistics, get no momentum: a variance with momentum could fall below zero.
     """
     if factor == 0:
         return after, {}
@@ -508,7 +508,7 @@ def environment() -> Json:
 
 
 def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int | None], Engine]:
-    """The engine of that name that runs clients in other processes; an error if it needs what is not installed."""
+    """The engine of that name, which runs clients in other processes; an error if it needs a missing package."""
     if name == "flower":
         from anysize.engines.flower import Flower  # an extra
 
@@ -517,10 +517,10 @@ def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int |
 
 
 def _check_engine(config: configs.ExperimentConfig) -> None:
-    """Refuses an engine that is not there, or that cannot do what the experiment asks."""
+    """Refuse an engine that is not installed, or cannot run the experiment."""
     if config.own_data:
         raise ConfigError(
-            'data.name = "devices": every device has its own data, so this experiment runs on a fleet (anysize deploy '
+            'data.name = "devices": only the devices have data, so this experiment runs on a fleet (anysize deploy '
             'init), not in a simulation. To simulate it, name a data set, or a "module:function" with a parameter '
             "`device` that gives one device's share"
         )
@@ -528,7 +528,7 @@ def _check_engine(config: configs.ExperimentConfig) -> None:
         engine_kind("flower")
     if config.engine.name == "flower" and config.training.stack > 1:
         raise ConfigError(
-            f"training.stack = {config.training.stack}: on Flower every client trains by itself; the engines inprocess "
+            f"training.stack = {config.training.stack}: on Flower every client trains alone; the engines inprocess "
             "and processes stack clients"
         )
 
