@@ -386,7 +386,7 @@ def test_a_key_speaks_for_no_other_device(tmp_path: Path) -> None:
     "note, why",
     [
         ({}, "did not say its name"),
-        ({"device": {"name": "cam\x1b[31m", "capacity": 0.5}}, "no short plain name"),
+        ({"device": {"name": "cam\x1b[31m", "capacity": 0.5}}, "not a short plain name"),
         ({"device": {"name": "cam"}}, "capacity or a budget"),
         ({"device": {"name": "cam", "capacity": 2.0}}, "at most 1"),
         ({"device": {"name": "cam", "capacity": True}}, "at most 1"),

@@ -128,7 +128,7 @@ def lowered(
         context = setup.context_for(tuple(sorted(set(solved.values()), key=lambda size: size.order)), table)
         state = setup.method.init(context)
         costs = {name: setup.cost_in(context, solved[name], state).units() for name in budgets}
-        # Time was judged by the table.
+        # The table has limited time already.
         over = [name for name, budget in budgets.items() if not budget.fits(untimed(costs[name]))]
         if not over:
             break
