@@ -100,8 +100,7 @@ class GroupConfig(Table):
     def _check(self) -> Self:
         if (self.capacity is None) == (self.budget is None and self.depth is None and self.sparsity is None):
             raise ValueError(
-                "must have a capacity or a budget, one of the two; a depth or a sparsity goes in place of either, or "
-                "with a budget"
+                "must have either a capacity or a budget; a depth or a sparsity can replace either, or go with a budget"
             )
         if self.clients is not None and self.fraction is not None:
             raise ValueError("must have clients (a count) or fraction, not both")

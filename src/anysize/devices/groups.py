@@ -22,8 +22,8 @@ class DeviceGroup:
         bytes_per_second_down: Bandwidth from the server, or None if unknown.
         bytes_per_second_up: Bandwidth to the server, or None if unknown.
         available: Probability that such a device can take part in a round.
-        sparsity: Which fraction of its weights is masked, or None where that is not given.
-        clients: How many clients are of this kind (where kinds are redrawn: on average, rounded).
+        sparsity: Which fraction of its weights is masked, or None if not given.
+        clients: How many clients are in the group; if groups are redrawn, the rounded mean.
 
     >>> DeviceGroup(name="0.5", label="0.5", capacity=0.5).available
     1.0
