@@ -95,7 +95,7 @@ def section(table: type[Table]) -> str:
 
 
 def is_key(table: type[Table], name: str, field: FieldInfo) -> bool:
-    """Whether a field is a key to write, rather than a table with a section of its own or the method's flat options."""
+    """Whether a field is a key to write, not a table with a separate section or the method's flat options."""
     top_table = not table.table and any(True for _ in tables_in(field.annotation))
     return not top_table and (table.table, name) != ("method", "options")
 

@@ -280,7 +280,7 @@ class TricksConfig(Table):
     max_entropy: NotNegative | None = None
     """The strength of the pull of the classifier's inputs towards the uniform distribution."""
     server_momentum: BelowOne | None = None
-    """Momentum of the server's own step."""
+    """Momentum of the server's step."""
     adversarial: UpToOne | None = None
     """The weight of the loss on attacked inputs; clean inputs get the rest."""
     attack_epsilon: Positive | None = None

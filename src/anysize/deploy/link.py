@@ -48,13 +48,13 @@ class Link(Protocol):
     """What an engine needs from a connection."""
 
     def nodes(self) -> list[Node]:
-        """Who is connected now."""
+        """The devices that are connected now."""
 
     def send(self, node: int, kind: Kind, content: RecordDict, round: int, seconds: float | None) -> str | None:
-        """Sends a message that is good for some seconds and gives its id; None if it cannot be sent."""
+        """Send a message that is valid for some seconds, and return its id; None if it cannot be sent."""
 
     def replies(self, sent: Collection[str]) -> dict[str, Reply]:
-        """Those replies to sent messages that have come, by the messages' ids; each is given once."""
+        """The new replies to sent messages, by the ids of the messages; each is returned once."""
 
 
 class GridLink:
@@ -64,17 +64,17 @@ class GridLink:
         self._grid = grid
 
     def nodes(self) -> list[Node]:
-        """Who is connected now."""
+        """The devices that are connected now."""
         found = self._grid.get_nodes()
         return [Node(int(node.node_id), str(node.name), str(node.last_activated_at)) for node in found]
 
     def send(self, node: int, kind: Kind, content: RecordDict, round: int, seconds: float | None) -> str | None:
-        """Sends a message that is good for some seconds and gives its id; None if it cannot be sent."""
+        """Send a message that is valid for some seconds, and return its id; None if it cannot be sent."""
         message = Message(content, node, _TYPES[kind], ttl=seconds, group_id=str(round))
         return next(iter(self._grid.push_messages([message])), None) or None
 
     def replies(self, sent: Collection[str]) -> dict[str, Reply]:
-        """Those replies to sent messages that have come; an error tells by itself what it replies to."""
+        """The new replies to sent messages; an error names the message it replies to."""
         return {m.metadata.reply_to_message_id: _reply(m) for m in self._grid.pull_messages(list(sent))}
 
 

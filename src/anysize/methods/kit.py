@@ -131,7 +131,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, by one sum: it is, unless something in it is not (or it overflows, as bad)."""
+    """Whether all numbers are finite, by one sum: it is finite if they are; an overflow counts as not finite."""
     if not tensor.is_floating_point():
         return True
     return bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))

@@ -147,21 +147,21 @@ class _Subprocesses:
         self._coming[process.pid] = process
 
     def greeted(self, pid: int) -> Process:
-        """The worker of that number, which has come."""
+        """The worker with that number, once it has connected."""
         process = self._coming.pop(pid)
         self._here.append(process)
         return process
 
     def failure(self) -> int | None:
-        """The exit code of a worker that ended before it came, if there is one."""
+        """The exit code of a worker that ended before it connected, if there is one."""
         return next((code for process in self._coming.values() if (code := process.poll()) is not None), None)
 
     def is_over(self) -> bool:
-        """Whether it can start no more."""
+        """Whether it cannot start any more workers."""
         return False
 
     def release(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         processes = [*self._here, *self._coming.values()]
         for process in processes:
             process.kill()
@@ -194,20 +194,20 @@ class _ForkServer:
         self._say(FORK)
 
     def greeted(self, pid: int) -> Process:
-        """The worker of that number, which has come."""
+        """The worker with that number, once it has connected."""
         while pid not in self._coming and self._heard(None):
             pass
         self._coming.discard(pid)
         return _Forked(self, pid)
 
     def failure(self) -> int | None:
-        """The exit code of a worker that ended before it came, if there is one."""
+        """The exit code of a worker that ended before it connected, if there is one."""
         if not self._heard():
             return self._process.wait()
         return next((code for pid in self._coming if (code := self._codes[pid]) is not None), None)
 
     def is_over(self) -> bool:
-        """Whether it can start no more."""
+        """Whether it cannot start any more workers."""
         return self._process.poll() is not None
 
     def code(self, pid: int, timeout: float | None = 0.0) -> int | None:
