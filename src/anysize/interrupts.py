@@ -1,9 +1,8 @@
-"""Ctrl-C and SIGTERM: noted when they come, heeded between two steps.
+"""Ctrl-C and SIGTERM: they set a flag that a run checks between two steps.
 
-Python raises KeyboardInterrupt at whatever instruction it has come to. Inside a destructor or a callback that is
-swallowed, and a run would go on with what was half done. So while a run lasts, a first signal only leaves a note, and
-code that can stop there looks for one with `check`: between steps, between messages, between clients. A second signal
-is not kept waiting.
+Python raises KeyboardInterrupt at any instruction. Destructors and callbacks swallow it, and a run would continue with
+half a step done. So during a run the first signal only sets a flag, and code that can stop safely checks it with
+`check`: between steps, between messages, between clients. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _SIGNALS = ("SIGINT", "SIGTERM")
 _ALSO_WHILE_WAITING = ("SIGHUP",)  # not on Windows
 _SHOW_CURSOR = "\033[?25h"  # a progress bar hides it
 
-_mode: Literal["note", "raise", "end"] | None = None  # what a first signal does; None while they are not ours
+_mode: Literal["note", "raise", "end"] | None = None  # what a first signal does; None: our handlers are not installed
 _asked: int | None = None  # the signal that asked to stop
 _hosts: dict[int, Any] = {}  # the handlers that were there before ours
-_owner = 0  # the process that took them over
-_is_command = False  # whether that process is all ours
+_owner = 0  # the process that installed ours
+_is_command = False  # whether that process is a command of anysize
 
 
 def check() -> None:
@@ -46,7 +45,7 @@ def pause(seconds: float) -> None:
 
 
 def exit_code() -> int:
-    """What a stopped command exits with: 130 after Ctrl-C, 143 after SIGTERM.
+    """The exit code of a stopped command: 130 after Ctrl-C, 143 after SIGTERM.
 
     >>> exit_code()
     130
@@ -55,9 +54,9 @@ def exit_code() -> int:
 
 
 def command() -> None:
-    """For a process that is all ours: from here on a signal ends it at once and in one line, but where code defers it.
+    """For a command of anysize: from now on a signal ends it at once with one line, except where code defers it.
 
-    While modules load that is before any of them can swallow it, and nothing is lost.
+    Call it before other modules load: no code can then swallow the signal, and nothing is lost.
     """
     global _mode, _is_command
     _mode, _is_command = "end", True
@@ -68,11 +67,11 @@ def command() -> None:
 def deferred(host: bool = False) -> Iterator[None]:
     """Inside, a first SIGINT or SIGTERM waits for the next `check`, which raises KeyboardInterrupt; a second does not.
 
-    Outside the main thread, and where handlers are not Python's own, nothing changes. A signal other than Ctrl-C goes
-    on to whom it would have reached, once the block is left: so SIGTERM still ends a script.
+    Outside the main thread, and if handlers are not Python's, nothing changes. A signal other than Ctrl-C reaches its
+    original handler at the end of the block, so SIGTERM still ends a script.
 
     Args:
-        host: also take over handlers that another library has set, whose turn comes when the block is left.
+        host: also replace handlers of another library; they are called at the end of the block.
     """
     with _answered("note", _SIGNALS, host):
         yield
@@ -80,9 +79,9 @@ def deferred(host: bool = False) -> Iterator[None]:
 
 @contextmanager
 def immediate() -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt where they come.
+    """Inside, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt at once.
 
-    For commands that wait for other processes, which they have to stop: nothing of theirs is ever half done.
+    For commands that only wait for other processes, and must stop them.
     """
     with _answered("raise", (*_SIGNALS, *_ALSO_WHILE_WAITING)):
         yield
@@ -114,7 +113,7 @@ def _answered(mode: Literal["note", "raise"], names: Collection[str], host: bool
 
 
 def _take(names: Collection[str], host: bool = False) -> list[int]:
-    """Puts our handler in the place of Python's own, or of any other but one that ignores a signal; gives for which."""
+    """Replace Python's handlers (with `host`, any that do not ignore the signal) by ours; return for which signals."""
     global _owner
     _owner = os.getpid()
     taken = []
@@ -130,7 +129,7 @@ def _take(names: Collection[str], host: bool = False) -> list[int]:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _asked
-    if os.getpid() != _owner:  # a fork of this process, which its own parent may want to end
+    if os.getpid() != _owner:  # in a fork, the default handler must end the process
         _by_default(number)
     elif _mode == "end" or _asked is not None:
         _end(number, frame)
@@ -143,7 +142,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Ends a process that is all ours; in another's, does what would have been done without us."""
+    """End a command of anysize; in another process, do what its own handler does."""
     if _is_command:
         _say("stopped", _SHOW_CURSOR)
         os._exit(128 + number)
@@ -160,7 +159,7 @@ def _by_default(number: int) -> None:
 
 
 def _say(text: str, first: str = "") -> None:
-    """Writes a line to the terminal, past Python's own streams: this process may be in the middle of a write to one."""
+    """Write a line to the terminal, not through Python's streams: this process may be in the middle of a write."""
     with suppress(OSError):
-        lead = f"{first}\n" if os.isatty(2) else ""  # below what a progress bar or "^C" has left there
+        lead = f"{first}\n" if os.isatty(2) else ""  # below a progress bar or "^C"
         os.write(2, f"{lead}{text}\n".encode())

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _NOTE = "anysize"  # the one metadata key: several would be written in random order
 _LONGEST_HEADER = 1 << 24  # bytes; the header of a thousand tensors has about a hundred thousand
-_EMPTY = "/empty"  # in a state's note: its empty mappings, which no tensor's name would restore
+_EMPTY = "/empty"  # in a state's note: its empty mappings, since no tensor's name restores them
 _DTYPES = {  # in the order in which safetensors lays tensors out
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -196,7 +196,7 @@ def _collect(name: str, value: Tensor | Mapping[str, Any], into: Tensors, empty:
 
 
 def _quoted(key: str) -> str:
-    """A key with '/' escaped, which joins keys: a module's name may hold one."""
+    """A key with '/' escaped: it joins keys, and a module's name may hold one."""
     return key.replace("%", "%25").replace("/", "%2F")
 
 

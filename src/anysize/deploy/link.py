@@ -27,7 +27,7 @@ class Node:
 
     Attributes:
         id: Flower's number for it.
-        name: the name of its key; empty on an insecure SuperLink, which has no list of keys.
+        name: the name of its key; empty on an insecure SuperLink.
         since: when it connected.
     """
 

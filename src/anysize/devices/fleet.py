@@ -35,7 +35,7 @@ class Fleet:
         per_round: How many clients a round asks.
         seed: The seed of every draw.
         members: Each client's index in `groups`, if it does not change.
-        shares: The probability of each group, if clients draw their group anew every round.
+        shares: The probability of each group, if clients draw a new group every round.
         redrawn: Whether they do.
         cover: Whether they draw until every group occurs among the participants.
         per_group: How many clients of each group a round asks, in the order of `groups`; empty: any.
