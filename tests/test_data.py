@@ -16,12 +16,15 @@ import tarfile
 import threading
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from typer.testing import CliRunner
 
+from anysize.cli.commands import app
 from anysize.data import (
     Data,
     DatasetPart,
@@ -31,10 +34,13 @@ from anysize.data import (
     augment,
     channel_statistics,
     datasets,
+    facts,
     files,
+    groups_of,
     load,
     sources,
     split,
+    stand_in,
     to_input,
 )
 from anysize.errors import ConfigError, DataError
@@ -705,3 +711,138 @@ def test_augmentation_refuses_unknown_names_and_what_is_no_image():
         augment(torch.rand(2, 1, 8, 8), ["flipp"], generator(0))
     with pytest.raises(DataError, match=r"set data\.augment"):
         augment(torch.zeros(2, 80, dtype=torch.int64), ["crop"], generator(0))
+
+
+# What is known without the data
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without any data set and without a network."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was downloaded")
+
+    monkeypatch.setenv("ANYSIZE_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "DEBIAN_FOLDER", tmp_path / "debian")
+    monkeypatch.setattr(files, "download", refuse)
+    return tmp_path
+
+
+def test_every_named_set_has_facts() -> None:
+    assert {name for name in sources.named() if facts(name) is None} == set()
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion-mnist", "mnist", "usps", "digits-domains"])
+def test_the_facts_are_those_of_the_set_itself(name: str) -> None:
+    options = {"domains": ["usps", "mnist"], "size": 8, "per_domain": 300} if name == "digits-domains" else {}
+    known = facts(name, options)
+    assert known is not None
+    if not known.here:
+        pytest.skip(f"{', '.join(known.files)} is not at hand")
+    data = load(name, options)
+    assert isinstance(data, Data)
+    assert data.test is not None
+    assert (data.input_shape, data.classes) == (known.shape, known.classes)
+    assert (len(data.train), len(data.test)) == (known.train, known.test)
+    if name in ("mnist", "digits-domains"):
+        assert len(np.unique(groups_of(data.train))) == len(known.groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "classes", "groups"),
+    [
+        ("cifar100", {}, (3, 32, 32), 100, 0),
+        ("femnist", {}, (1, 28, 28), 62, 3_550),
+        ("digits-domains", {"size": 14, "per_domain": 50}, (3, 14, 14), 10, 3),
+        ("shakespeare", {"sequence_length": 20}, (20,), 75, 1_099),
+        ("imdb", {"length": 30}, (30,), 2, 0),
+        ("domainnet", {"size": 64, "classes": ["bird", "zebra"]}, (3, 64, 64), 2, 6),
+    ],
+)
+def test_a_set_that_is_not_here_has_a_stand_in_of_its_shape(
+    bare_machine: Path, name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, groups: int
+) -> None:
+    data = stand_in(name, options)
+    assert data is not None
+    assert (data.input_shape, data.classes) == (shape, classes)
+    found = groups_of(data.train)
+    assert (0 if found is None else len(np.unique(found))) == groups
+    x, y = data.train.batch(torch.tensor([0, 1]))
+    assert y.shape == (x.shape if name == "shakespeare" else (2,))
+    with pytest.raises((DataError, AssertionError)):
+        load(name, options)
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_plan_and_inspect_need_no_data(bare_machine: Path, command: str) -> None:
+    file = bare_machine / "first.toml"
+    file.write_text(
+        'data = { name = "cifar100", clients = 100, split = "classes", classes_per_client = 30 }\n'
+        'model = { name = "mlp", options = { hidden = [8, 4] } }\nmethod.name = "heterofl"\n'
+    )
+    shown = CliRunner().invoke(app, [command, str(file), "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    if command == "plan":
+        assert [group["clients"] for group in found["groups"]] == [25] * 4
+        assert found["groups"][-1]["parameters"] == (3 * 32 * 32 + 1) * 8 + (8 + 1) * 4 + (4 + 1) * 100
+        assert any("'cifar100' is not on this machine" in notice for notice in found["notices"])
+    else:
+        assert {method["name"] for method in found["methods"] if method["can"]} >= {"fedavg", "heterofl"}
+
+
+def picture_folder(folder: Path, each: int = 4) -> None:
+    """Two domains of two classes in DomainNet's layout, every image of one colour that says where it belongs."""
+    image = pytest.importorskip("PIL.Image")
+    for d, domain in enumerate(("clipart", "real")):
+        for k, kind in enumerate(("bird", "zebra")):
+            place = folder / "domainnet" / domain / kind
+            place.mkdir(parents=True)
+            (place / "notes.txt").write_text("no image")
+            for number in range(each):
+                shade = (100 * d, 100 * k, 50 * number)
+                image.new("RGB", (10 + number, 7), shade).save(place / f"{number}.{'png' if number else 'PNG'}")
+
+
+PICTURES = {"domains": ["real", "clipart"], "classes": ["zebra", "bird"], "size": 6, "test_fraction": 0.25}
+
+
+def test_domainnet_is_read_from_its_folders(bare_machine: Path) -> None:
+    picture_folder(bare_machine)
+    data = load("domainnet", PICTURES)
+    assert isinstance(data, Data)
+    assert data.test is not None
+    assert (len(data.train), len(data.test), data.input_shape, data.classes) == (12, 4, (3, 6, 6), 2)
+    assert data.class_names == ("zebra", "bird")
+    seen = set()
+    for part in (data.train, data.test):
+        x, y = part.batch(torch.arange(len(part)))
+        assert x.dtype == torch.uint8
+        for pixels, label, domain in zip(x, y.tolist(), groups_of(part)):
+            red, green, blue = (int(channel.unique().item()) for channel in pixels)
+            assert (domain == "real", label == 0) == (red == 100, green == 100)
+            seen.add((red, green, blue))
+    assert len(seen) == 16  # every image once
+    assert torch.equal(load("domainnet", PICTURES).test.labels(), data.test.labels())
+
+
+def test_domainnet_trains_by_domain(bare_machine: Path) -> None:
+    picture_folder(bare_machine)
+    data = load("domainnet", PICTURES)
+    shares = split(data, 4, "natural", domains=["real", "clipart"])
+    assert [shares.group_of(client) for client in range(4)] == ["real", "real", "clipart", "clipart"]
+    x, _ = shares.share(3).train.batch(torch.arange(3))
+    assert set(x[:, 0].flatten().tolist()) == {0}
+
+
+def test_domainnet_says_what_is_missing(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="a folder domainnet"):
+        load("domainnet")
+    picture_folder(bare_machine)
+    with pytest.raises(DataError, match=r"needs two images or more .*quickdraw"):
+        load("domainnet", PICTURES | {"domains": ["quickdraw"]})
+    monkeypatch.setattr("anysize.config.extras.find_spec", lambda _: None)
+    with pytest.raises(DataError, match=r"needs PIL, not installed: pip install .*images"):
+        load("domainnet", PICTURES)

@@ -1,6 +1,7 @@
 """Data sets by name, and their division among clients."""
 
 from anysize.data.augment import augment
+from anysize.data.named import facts, stand_in
 from anysize.data.partition import SPLITS, DeviceShares, RemoteShares, Shares, split
 from anysize.data.parts import (
     Data,
@@ -32,9 +33,11 @@ __all__ = [
     "channel_statistics",
     "datasets",
     "defaults",
+    "facts",
     "from_function",
     "groups_of",
     "load",
     "split",
+    "stand_in",
     "to_input",
 ]

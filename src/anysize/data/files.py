@@ -55,6 +55,12 @@ def locate(file: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def locate_folder(name: str) -> Path | None:
+    """The first folder of that name in the search folders, or None."""
+    paths = (folder / name for folder in search_folders())
+    return next((path for path in paths if path.is_dir()), None)
+
+
 def stored_sets() -> dict[str, Path]:
     """Every data set stored as NAME.npz in the search folders, by name."""
     found: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""Data sets by name: bundled, from a package, from files, by download, or from a user's function.
+"""Data sets by name: bundled, from a package, from files or folders, by download, or from a user's function.
 
 A data set is looked for in Debian's package if there is one, then as NAME.npz in $ANYSIZE_DATA and in the
 cache; if its public address is known, it is downloaded into the cache. NAME.npz holds `x_train`, `y_train`
@@ -28,6 +28,7 @@ from anysize.config.own_code import by_name
 from anysize.data import files
 from anysize.data.files import Arrays
 from anysize.data.parts import Array, Data, Part, Share, TensorPart, channel_statistics
+from anysize.data.pictures import pictures
 from anysize.errors import DataError, unknown
 from anysize.rng import derive
 
@@ -71,6 +72,19 @@ FASHION_NAMES = (
     "Sneaker",
     "Bag",
     "Ankle boot",
+)
+
+DOMAINNET_CLASSES = (
+    "bird",
+    "feather",
+    "headphones",
+    "ice_cream",
+    "teapot",
+    "tiger",
+    "whale",
+    "windmill",
+    "wine_glass",
+    "zebra",
 )
 
 DeviceLoader = Callable[..., Share]
@@ -123,6 +137,11 @@ def datasets() -> list[tuple[str, str]]:
     known = [(name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in sorted(_SOURCES.items())]
     found = [(name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in _SOURCES]
     return known + sorted(found)
+
+
+def named() -> Mapping[str, Callable[..., Data]]:
+    """The functions of the data sets that have a name here."""
+    return _SOURCES
 
 
 def digits() -> Data:
@@ -248,6 +267,26 @@ def digits_domains(
     arrays = {f"{key}_train": np.concatenate([part[key] for part in train]) for key in ("x", "y", "group")}
     arrays |= {f"{key}_test": np.concatenate([part[key] for part in test]) for key in ("x", "y", "group")}
     return from_arrays(arrays, source=", ".join(domains))
+
+
+def domainnet(
+    domains: Sequence[str] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+    classes: Sequence[str] = DOMAINNET_CLASSES,
+    size: int = 256,
+    test_fraction: float = 0.3,
+) -> Data:
+    """DomainNet, pictures of six domains in colour, grouped by domain; needs a folder domainnet and Pillow.
+
+    The folder has its usual layout, DOMAIN/CLASS/image files. An image is decoded and resampled when it is drawn. In
+    every domain and class the same images are always held out for testing.
+
+    Args:
+        domains: names of folders.
+        classes: names of folders in every domain; absent: the ten classes of FedBN, which Split-Mix uses too.
+        size: the height and width to which all images are resampled.
+        test_fraction: the fraction of the images that is for testing.
+    """
+    return pictures("domainnet", domains, classes, size, test_fraction)
 
 
 def shakespeare(sequence_length: int = 80, minimum_samples: int = 1, test_fraction: float = 0.2) -> Data:
@@ -530,6 +569,7 @@ _SOURCES: dict[str, Callable[..., Data]] = {
     "cifar100": cifar100,
     "digits": digits,
     "digits-domains": digits_domains,
+    "domainnet": domainnet,
     "emnist": emnist,
     "fashion-mnist": fashion_mnist,
     "femnist": femnist,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anysize.config.tables import ExperimentConfig
 from anysize.cost.count import Cost, measure
-from anysize.data import Part
+from anysize.data import Part, stand_in
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow
 from anysize.elastic.tracing.forward import without_data
@@ -52,6 +52,20 @@ class Experiment(Setup):
                 'devices.share = ["samples"]'
             )
         return found
+
+    def without_data(self) -> Experiment:
+        """The experiment to plan with: its data set, if that is named and not on this machine, is stood in for.
+
+        Nothing is then downloaded, and no table is made, since that takes real data.
+        """
+        made = "source" in self.__dict__ or self._known is not None or self.is_live("data") or self.config.own_data
+        blank = None if made else stand_in(self.config.data.name, self.config.data.options)
+        if blank is None:
+            return self
+        other = self.anew(self.config)
+        other.__dict__["source"] = blank
+        other.tabulates = False
+        return other
 
     def with_config(self, config: ExperimentConfig) -> Experiment:
         """The experiment of a config that differs only in its method; it shares what was computed from the data."""

@@ -14,6 +14,7 @@ from anysize.wire import Json
 
 def inspect(experiment: Experiment) -> Json:
     """The width groups as text and as data, and for each method whether it can train this model."""
+    experiment = experiment.without_data()
     axes = experiment.axes
     groups = [
         {

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from anysize.cost.count import trained
 from anysize.errors import DataError
 from anysize.experiment.experiment import Experiment, evaluation_part
-from anysize.methods.capabilities import Factored, asks_held_out
+from anysize.methods.capabilities import Factored, Searched, asks_held_out
 from anysize.wire import Json
 
 
 def plan(experiment: Experiment) -> Json:
     """The plan as one JSON object: {"groups": [...], "leaves_the_device": [...], "notices": [...]}."""
+    planned, experiment = experiment, experiment.without_data()
     context = experiment.context
     state = experiment.method.init(context)
     costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
@@ -38,7 +39,7 @@ def plan(experiment: Experiment) -> Json:
         "groups": groups,
         "table": None if table is None else [entry.to_json() for entry in table.best_first],
         "leaves_the_device": leaves_the_device(experiment),
-        "notices": experiment.notices() + _unmeasurable(experiment),
+        "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
     }
 
 
@@ -50,6 +51,16 @@ def _unmeasurable(experiment: Experiment) -> list[str]:
     except DataError as error:
         return [f"a run would be refused: {error}"]
     return []
+
+
+def _stood_in(planned: Experiment, used: Experiment) -> list[str]:
+    """What is not known because the data is not here."""
+    if used is planned:
+        return []
+    found = f"data set '{planned.config.data.name}' is not on this machine: planned with its known shape and counts"
+    if planned.tabulates and isinstance(planned.method, Searched):
+        found += "; the method's look-up table needs the data, so that masks and solved budgets may differ"
+    return [found]
 
 
 def leaves_the_device(experiment: Experiment) -> list[str]:
