@@ -229,14 +229,29 @@ def test_customize_finds_the_largest_size_in_a_budget(call: Call, finished: Path
 
 def test_compare_prints_a_table_and_json(call: Call, source: Path, tmp_path: Path) -> None:
     arguments = ["compare", source, "--methods", "fedavg, heterofl", "--seeds", "0,1", "--out", tmp_path / "all"]
-    code, out, _ = call(*arguments, "--set", "rounds=1")
+    arguments += ["--jobs", "1", "--set", "rounds=1"]
+    code, out, _ = call(*arguments)
     assert code == 0
-    rows = [line.split()[:2] for line in out.splitlines()[1:4]]
-    assert rows == [["fedavg", "0.5"], ["heterofl", "0.5"], ["heterofl", "1.0"]]
-    assert "±" in out
-    code, out, err = call(*arguments, "--set", "rounds=1", "--json")
+    assert out.splitlines()[0].split() == ["method", "0.5", "1.0", "mean", "of", "sizes", "best", "round"]
+    rows = [line.split() for line in out.splitlines()[1:3]]
+    assert [(row[0], row.count("±")) for row in rows] == [("fedavg", 3), ("heterofl", 4)]
+    code, out, err = call(*arguments, "--json")
     assert json.loads(out) == json.loads((tmp_path / "all/compare.json").read_text())
     assert err.count("finished before") == 4
+
+
+def test_compare_of_finished_runs_prints_what_comparing_them_printed(call: Call, source: Path, tmp_path: Path) -> None:
+    options = ["--baseline", "fedavg", "--target", "0.05"]
+    arguments = [source, "--methods", "fedavg,heterofl", "--out", tmp_path / "all", "--jobs", "1", "--set", "rounds=1"]
+    _, printed, _ = call("compare", *arguments, *options, "--to", tmp_path / "table.tex")
+    assert "\\toprule" in (tmp_path / "table.tex").read_text()
+    code, again, _ = call("compare", tmp_path / "all")
+    assert (code, again) == (0, printed)
+    runs = [tmp_path / "all/fedavg/seed-0", tmp_path / "all/heterofl/seed-0"]
+    code, again, _ = call("compare", *runs, *options)
+    assert code == 0
+    assert again.strip() == printed[: printed.rindex(str(tmp_path))].strip()
+    assert call("compare", *runs, "--seeds", "1")[0] == 2
 
 
 def test_names_with_signs_of_markup_are_printed_as_they_are(call: Call, tmp_path: Path) -> None:
@@ -349,6 +364,8 @@ ELSEWHERE: dict[str, tuple[list[str], str]] = {
     "nothing fits": (["customize", "{run}", "--budget", "macs=3", "--to", "x.onnx"], "no trained size fits"),
     "seeds": (["compare", "{source}", "--methods", "flanc", "--seeds", "a"], "not a whole number"),
     "methods": (["compare", "{source}", "--methods", "flanc,hetrofl"], "did you mean 'heterofl'?"),
+    "no methods": (["compare", "{source}"], "no methods; give --methods"),
+    "shard": (["compare", "{source}", "--methods", "flanc", "--shard", "3/2"], "I from 1 to N"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import statistics
 import subprocess
@@ -24,20 +25,19 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> az.Comparison:
     """Three methods with two seeds."""
     folder = tmp_path_factory.mktemp("compare")
     config = small.config(rounds=2, evaluate_every=2, method={"name": "flanc", "orthogonality": 1.0})
-    return az.compare(config, METHODS, seeds=[0, 3], out=folder / "all")
+    return az.compare(config, METHODS, seeds=[0, 3], out=folder / "all", jobs=1)
 
 
 def test_every_method_and_seed_has_its_own_run(compared: az.Comparison) -> None:
-    folders = {path.name for path in compared.directory.iterdir() if path.is_dir()}
-    assert folders == {f"{method}-{seed}" for method in METHODS for seed in (0, 3)}
-    for folder in folders:
-        run = az.load(compared.directory / folder)
+    for method, seed in itertools.product(METHODS, (0, 3)):
+        run = az.load(compared.directory / method / f"seed-{seed}")
         assert run.round == 2
-        assert f"{run.config.method.name}-{run.config.seed}" == folder
+        assert (run.config.method.name, run.config.seed) == (method, seed)
+        assert (run.directory / "report.html").is_file()
 
 
 def test_options_of_the_file_are_its_own_methods_alone(compared: az.Comparison) -> None:
-    options = {name: az.load(compared.directory / f"{name}-0").config.method.options for name in METHODS}
+    options = {name: az.load(compared.directory / f"{name}/seed-0").config.method.options for name in METHODS}
     assert options.pop("flanc")["orthogonality"] == 1.0
     assert options == {"heterofl": {"scaler": True, "ordered_dropout": False}, "fedavg": {"width": "weakest"}}
 
@@ -47,26 +47,29 @@ def test_a_run_of_a_comparison_is_the_run_made_alone(compared: az.Comparison, tm
         tables: dict[str, Any] = {"rounds": 2, "evaluate_every": 2, "seed": 3, "method": {"name": method}}
         small.experiment(**tables).run(tmp_path / method)
         alone = (tmp_path / method / "state.safetensors").read_bytes()
-        assert alone == (compared.directory / f"{method}-3/state.safetensors").read_bytes()
+        assert alone == (compared.directory / f"{method}/seed-3/state.safetensors").read_bytes()
 
 
 def test_the_table_holds_mean_and_deviation_of_what_the_runs_measured(compared: az.Comparison) -> None:
     assert [(row.method, row.size) for row in compared.rows] == [
         ("flanc", "0.5"),
         ("flanc", "1.0"),
+        ("flanc", "mean of sizes"),
         ("heterofl", "0.5"),
         ("heterofl", "1.0"),
+        ("heterofl", "mean of sizes"),
         ("fedavg", "0.5"),
+        ("fedavg", "mean of sizes"),
     ]
-    for row in compared.rows:
-        runs = [az.load(compared.directory / f"{row.method}-{seed}") for seed in (0, 3)]
+    for row in (row for row in compared.rows if row.size != "mean of sizes"):
+        runs = [az.load(compared.directory / f"{row.method}/seed-{seed}") for seed in (0, 3)]
         values = [run.history[-1]["accuracy"][row.size] for run in runs]
         assert list(row.values) == values
         assert row.mean == pytest.approx(sum(values) / 2)
         assert row.std == pytest.approx(statistics.stdev(values))
         cost = runs[0].cost(runs[0].size(row.size))
         assert (row.parameters, row.macs) == (cost.parameters, cost.macs)
-        assert row.bytes_down + row.bytes_up == cost.bytes
+        assert row.bytes == cost.bytes
 
 
 def test_json_and_csv_hold_the_same_numbers(compared: az.Comparison) -> None:
@@ -86,7 +89,7 @@ def test_asking_again_runs_only_what_is_new_and_goes_on_where_it_stopped(tmp_pat
     seen: list[tuple[str, str]] = []
 
     def stop(name: str, event: dict[str, Any]) -> None:
-        if name == "heterofl-0" and event["event"] == "client" and event["round"] == 2:
+        if name == "heterofl/seed-0" and event["event"] == "client" and event["round"] == 2:
             raise StoppedError
 
     config = small.config(rounds=2)
@@ -98,14 +101,14 @@ def test_asking_again_runs_only_what_is_new_and_goes_on_where_it_stopped(tmp_pat
         out=tmp_path / "all",
         on_event=lambda name, event: seen.append((name, event["event"])),
     )
-    assert ("fedavg-0", "finished before") in seen
-    assert ("fedavg-0", "round") not in seen
-    assert seen.count(("heterofl-0", "round")) == 1
-    assert seen.count(("flanc-0", "round")) == 2
+    assert ("fedavg/seed-0", "finished before") in seen
+    assert ("fedavg/seed-0", "round") not in seen
+    assert seen.count(("heterofl/seed-0", "round")) == 1
+    assert seen.count(("flanc/seed-0", "round")) == 2
     assert all(row.std is None for row in made.rows)
     small.experiment(rounds=2, method={"name": "heterofl"}).run(tmp_path / "alone")
     alone = (tmp_path / "alone/state.safetensors").read_bytes()
-    assert alone == (tmp_path / "all/heterofl-0/state.safetensors").read_bytes()
+    assert alone == (tmp_path / "all/heterofl/seed-0/state.safetensors").read_bytes()
 
 
 OWN_METHOD = """
@@ -128,7 +131,7 @@ def test_a_method_beside_the_experiment_file_is_compared_from_any_folder(tmp_pat
     done = subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     values = {(row["method"], row["size"]): row["values"] for row in json.loads(done.stdout)["rows"]}
-    assert len(values) == 4
+    assert len(values) == 6
     for size in ("0.5", "1.0"):  # one method under two names
         assert values["own_method:Mine", size] == values["heterofl", size]
 
@@ -137,10 +140,15 @@ def test_a_method_beside_the_experiment_file_is_compared_from_any_folder(tmp_pat
     "methods, seeds, tables, message",
     [
         (["flank"], [], {}, r"unknown method 'flank'; did you mean 'flanc'"),
-        ([], [], {}, "methods: none given"),
-        (["flanc", "flanc"], [1, 1], {}, r"'flanc' occurs more than once\nseeds: 1 occurs more than once"),
-        (["flanc"], [-1], {}, "-1 is below 0"),
-        (["flanc"], [], {"evaluation": {"on": ["clients"]}}, 'needs "test"'),
+        ([], [], {}, "none given"),
+        (["flanc", "flanc"], [1, 1], {}, r"1 occurs more than once"),
+        (["flanc"], [-1], {}, "given -1, must be 0 or more"),
+        (
+            ["flanc"],
+            [],
+            {"compare": {"tune": {"training.learning_rate": [0.1]}}, "data": {"validation": 0.0}},
+            "held-out",
+        ),
     ],
 )
 def test_what_could_only_fail_later_is_refused_at_once(
@@ -152,25 +160,25 @@ def test_what_could_only_fail_later_is_refused_at_once(
 
 
 def test_a_comparison_of_another_experiment_is_not_mixed_in(tmp_path: Path) -> None:
-    az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all")
+    az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all", jobs=1)
     with pytest.raises(CheckpointError, match=r"another experiment(.|\n)*learning_rate"):
-        az.compare(small.config(rounds=1, training={"learning_rate": 0.2}), ["fedavg"], out=tmp_path / "all")
+        az.compare(small.config(rounds=1, training={"learning_rate": 0.2}), ["fedavg"], out=tmp_path / "all", jobs=1)
     with pytest.raises(AnysizeError, match="holds a run itself"):
-        az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all/fedavg-0")
+        az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all/fedavg/seed-0")
 
 
 def test_the_mean_over_sizes_is_taken_per_seed(compared: az.Comparison) -> None:
     mean, std = compared.averages()["flanc"]
-    rows = [row.values for row in compared.rows if row.method == "flanc"]
+    rows = [row.values for row in compared.rows if row.method == "flanc" and row.size != "mean of sizes"]
     by_seed = [sum(values) / len(values) for values in zip(*rows)]
     assert mean == pytest.approx(statistics.fmean(by_seed))
     assert std == pytest.approx(statistics.stdev(by_seed))
 
 
 def test_a_folder_of_other_runs_is_refused_by_the_keys_that_differ_and_replaced_if_asked(tmp_path: Path) -> None:
-    az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all")
+    az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all", jobs=1)
     other = small.config(rounds=1, training={"learning_rate": 0.02})
     with pytest.raises(CheckpointError, match=r"--out.*--overwrite[^$]*training.learning_rate"):
         az.compare(other, ["fedavg"], out=tmp_path / "all")
-    az.compare(other, ["fedavg"], out=tmp_path / "all", overwrite=True)
-    assert az.load(tmp_path / "all/fedavg-0").config.training.learning_rate == 0.02
+    az.compare(other, ["fedavg"], out=tmp_path / "all", overwrite=True, jobs=1)
+    assert az.load(tmp_path / "all/fedavg/seed-0").config.training.learning_rate == 0.02

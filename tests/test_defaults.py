@@ -147,7 +147,7 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
         *(f"devices.groups.{key}_per_second" for key in ("macs", "bytes")),
         *(f"devices.groups.bytes_per_second_{which}" for which in ("up", "down")),
         *(f"training.{key}" for key in ("local_epochs", "local_steps", "clip")),
-        *("task.classes", "task.target", "evaluation.clients"),
+        *("task.classes", "task.target", "evaluation.clients", "compare"),
         *(f"engine.{key}" for key in ("workers", "round_timeout", "min_clients")),
     }
     known = {"data": sources._SOURCES, "model": registry._MODELS}
@@ -199,14 +199,14 @@ def test_an_old_directory_is_resumed_to_what_it_would_have_been(old: Path, file:
 def test_an_old_run_of_a_comparison_is_not_run_again(tmp_path: Path) -> None:
     file = tmp_path / "before.toml"
     file.write_text(OLD_FILE)
-    shutil.copytree(OLD, tmp_path / "all/heterofl-0")
-    config = tmp_path / "all/heterofl-0/config.toml"
-    config.write_text(config.read_text().replace('"before"', '"heterofl-0"'))
-    before = content(tmp_path / "all/heterofl-0")
+    shutil.copytree(OLD, tmp_path / "all/heterofl/seed-0")
+    config = tmp_path / "all/heterofl/seed-0/config.toml"
+    config.write_text(config.read_text().replace('"before"', '"heterofl-seed-0"'))
+    before = content(tmp_path / "all/heterofl/seed-0")
     events: list[Any] = []
     az.compare(file, ["heterofl"], out=tmp_path / "all", on_event=lambda name, event: events.append(event))
     assert [event["event"] for event in events] == ["finished before"]
-    assert content(tmp_path / "all/heterofl-0") == before
+    assert content(tmp_path / "all/heterofl/seed-0") == before
 
 
 # Later defaults -----------------------------------------------------------------------------------
@@ -280,10 +280,10 @@ def test_a_run_begun_later_has_the_later_defaults(ended: Path) -> None:
 
 def test_a_comparison_refuses_runs_of_other_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small.config(rounds=1)
-    az.compare(config, ["flanc"], out=tmp_path / "all")
+    az.compare(config, ["flanc"], out=tmp_path / "all", jobs=1)
     monkeypatch.setitem(methods._METHODS, "flanc", Later)
     with pytest.raises(CheckpointError, match=r"method\.orthogonality: 10\.0 -> 0\.5"):
-        az.compare(config, ["flanc"], out=tmp_path / "all")
+        az.compare(config, ["flanc"], out=tmp_path / "all", jobs=1)
 
 
 # What a resumed run goes on with ------------------------------------------------------------------

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from anysize import config as configs
-from anysize.runs.comparison import Comparison, compare
+from anysize.comparisons.compare import compare
+from anysize.comparisons.comparison import Comparison
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[1] / "experiments" / "flanc"

@@ -12,8 +12,8 @@ from anysize.exports.formats import export as export
 from anysize.methods import Method as Method
 from anysize.methods.context import Context as Context
 from anysize.methods.size import Size as Size
-from anysize.runs.comparison import Comparison as Comparison
-from anysize.runs.comparison import compare as compare
+from anysize.comparisons.comparison import Comparison as Comparison
+from anysize.comparisons.compare import compare as compare
 from anysize.runs.experiment import Experiment as Experiment
 from anysize.runs.run import Run as Run
 from anysize.runs.run import load as load

@@ -43,6 +43,20 @@ def whole_number(option: str, text: str) -> int:
     return int(text)
 
 
+def shard_of(text: str | None) -> tuple[int, int] | None:
+    """The parts of `I/N`.
+
+    >>> shard_of("2/3")
+    (2, 3)
+    """
+    if text is None:
+        return None
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UsageError(f"--shard {text}: write I/N with I from 1 to N, for example 2/2")
+    return int(number), int(count)
+
+
 def budget_of(pairs: Sequence[str]) -> Budget:
     from anysize.devices.budget import Budget
 

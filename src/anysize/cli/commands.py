@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from importlib.resources import files
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from anysize import interrupts
 from anysize.cli import fleet as fleets
-from anysize.cli.arguments import AsJson, Directory, File, Robustness, Set, budget_of, items, whole_number
+from anysize.cli.arguments import AsJson, Directory, File, Robustness, Set, budget_of, items, shard_of, whole_number
 from anysize.cli.printing import (
     bytes_text,
     count_text,
@@ -117,46 +116,65 @@ app.command()(fleets.join)
 
 @app.command()
 def compare(
-    file: File,
-    methods: Annotated[str, typer.Option("--methods", help="Names, separated by commas: flanc,heterofl.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR...", help="An experiment file, or directories of finished runs.", show_default=False
+        ),
+    ],
+    methods: Annotated[
+        str, typer.Option("--methods", help="Names, separated by commas: flanc,heterofl; by default [compare]'s.")
+    ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="0,1,2; by default the file's.")] = "",
     set_: Set = None,
     out_: Annotated[
         Path | None, typer.Option("--out", help="The folder of all runs; by default runs/<name>-compare.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Run everything again.")] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Processes that run cells; by default one per core.", show_default=False),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Run only the I-th of N parts.", show_default=False)
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="The label that differences are taken from.", show_default=False)
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Tell what it cost to reach this metric.", show_default=False)
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Also write table.tex, .csv, .json or .html.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods on one experiment; finished runs are reused, stopped ones continue."""
-    from anysize.config.files import load
+    """Compare methods under equal conditions; finished runs are reused, stopped ones continue. DIR: compare its runs."""
+    from anysize.cli.comparing import Request, compare_directories, compare_file
 
-    numbers = [whole_number("--seeds", text) for text in items(seeds)]
-    config = load(file, set_ or [])
-    options: dict[str, Any] = {"seeds": numbers, "out": out_, "overwrite": overwrite}
-    with _pool(config) as pool:
-        from anysize.runs.comparison import CSV, JSON
-        from anysize.runs.comparison import compare as compare_methods
+    request = Request(
+        methods=items(methods),
+        seeds=[whole_number("--seeds", text) for text in items(seeds)],
+        changes=set_ or [],
+        out=out_,
+        overwrite=overwrite,
+        jobs=jobs,
+        shard=shard_of(shard),
+        baseline=baseline,
+        target=target,
+    )
+    made = compare_directories(sources, request) if sources[0].is_dir() else compare_file(sources, request, _pool)
+    from anysize.cli.comparing import print_comparison
+    from anysize.comparisons.writing import write_to
 
-        with bars() as progress:
-            watch = _WatchAll(progress, config.rounds)
-            made = compare_methods(config, items(methods), on_event=watch, pool=pool, **options)
+    if to is not None:
+        write_to(made, to)
     if as_json:
         print_json(made.to_json())
-        return
-    table = Table("method", "size", box=None, header_style="bold")
-    for column in ("parameters", "MACs", "bytes per round", made.metric):
-        table.add_column(column, justify="right")
-    for row in made.rows:
-        spread = "" if row.std is None else f" ± {row.std:.4f}"
-        cells = [f"{row.parameters:,}", count_text(row.macs), bytes_text(row.bytes_down + row.bytes_up)]
-        table.add_row(escape(row.method), escape(row.size), *cells, f"{row.mean:.4f}{spread}")
-    for method, (mean, std) in made.averages().items():
-        spread = "" if std is None else f" ± {std:.4f}"
-        table.add_row(escape(method), "mean of sizes", "", "", "", f"{mean:.4f}{spread}")
-    out.print(table)
-    if len(made.seeds) > 1:
-        say(f"\nMean and standard deviation over {len(made.seeds)} seeds, after {made.rounds} rounds.")
-    say(f"\n{made.directory / JSON} and {made.directory / CSV} hold every number; each run has its own folder there.")
+    else:
+        print_comparison(made)
+    if made.failures:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -468,20 +486,3 @@ def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: 
         directory = submit(config, superlink, resume=resume, overwrite=overwrite, on_event=watch)
     seconds = time.perf_counter() - began
     say(f"{config.rounds} rounds, this time in {seconds:.0f} s; on the server the run is in {directory}")
-
-
-class _WatchAll:
-    """Show the events of several runs, a bar for each."""
-
-    def __init__(self, progress: Progress, rounds: int) -> None:
-        self._progress = progress
-        self._rounds = rounds
-        self._watches: dict[str, Watch] = {}
-
-    def __call__(self, name: str, event: Mapping[str, Any]) -> None:
-        if event["event"] == "finished before":
-            err.print(f"{name}: finished before", markup=False)
-            return
-        if name not in self._watches:
-            self._watches[name] = Watch(self._progress, self._rounds, f"{name}: round")
-        self._watches[name](event)

@@ -1,5 +1,6 @@
 """The experiment file: TOML in, the complete TOML out. An unknown key is an error that names the nearest match."""
 
+from anysize.config.compare import CompareConfig, CompareMethod
 from anysize.config.devices import BudgetConfig, DevicesConfig, GroupConfig
 from anysize.config.files import changes, dumps, from_dict, load, loads, parse
 from anysize.config.tables import (
@@ -19,6 +20,8 @@ load_config = load  # its public name: az.load_config
 
 __all__ = [
     "BudgetConfig",
+    "CompareConfig",
+    "CompareMethod",
     "DataConfig",
     "DevicesConfig",
     "EngineConfig",

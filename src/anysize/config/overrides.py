@@ -27,7 +27,6 @@ _OF_SPLITS: Mapping[str, tuple[str, ...]] = {
 
 def overridden(tables: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """A copy of the tables with the overrides applied, and the problems of the overrides."""
-    merged: dict[str, Any] = copy.deepcopy(dict(tables))
     changes: dict[tuple[str, ...], Any] = {}
     problems: list[str] = []
     for text in overrides:
@@ -37,12 +36,21 @@ def overridden(tables: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dic
             problems.append(str(error))
         else:
             changes[key] = value
+    merged, more = changed(tables, changes)
+    return merged, problems + more
+
+
+def changed(tables: Mapping[str, Any], changes: Mapping[tuple[str, ...], Any]) -> tuple[dict[str, Any], list[str]]:
+    """A copy of the tables with other values at the keys, given by their parts, and which keys cannot be set.
+
+    >>> changed({"data": {"split": "dirichlet", "alpha": 0.3}}, {("data", "split"): "iid"})
+    ({'data': {'split': 'iid'}}, [])
+    """
+    merged: dict[str, Any] = copy.deepcopy(dict(tables))
     for key in _displaced(merged, changes):
         merged[key[0]].pop(key[1], None)
-    for key, value in changes.items():
-        problem = _put(merged, key, value)
-        problems.extend([problem] if problem else [])
-    return merged, problems
+    put = [_put(merged, key, value) for key, value in changes.items()]
+    return merged, [problem for problem in put if problem]
 
 
 def _displaced(tables: Mapping[str, Any], changes: Mapping[tuple[str, ...], Any]) -> set[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from anysize.config.values import range_words
 from anysize.errors import ConfigError, unknown
 
-RESERVED_TABLES = ("compare", "privacy")
+RESERVED_TABLES = ("privacy",)
 """Names that no experiment may use yet, so that later versions can give them a meaning."""
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
+from anysize.config.compare import CompareConfig
 from anysize.config.devices import NEEDS_LABELS, DevicesConfig
 from anysize.config.table import Table, raise_problems
 from anysize.config.toml import flat
@@ -396,13 +397,18 @@ class ExperimentConfig(Table):
     tricks: TricksConfig = Field(default_factory=TricksConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    compare: CompareConfig | None = None
     _folder: Path | None = PrivateAttr(default=None)
     _given: frozenset[str] | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        """Fill in what follows from data that only the devices have: they evaluate on their holdouts."""
+        """Fill in what follows from data that only the devices have (they evaluate on their holdouts), and the method.
+
+        A file with a comparison and no [method] has the first method of the comparison.
+        """
+        given = _with_method(given)
         data = given.get("data") if isinstance(given, dict) else None
         if not isinstance(data, dict) or data.get("name") != "devices":
             return given
@@ -503,6 +509,18 @@ class ExperimentConfig(Table):
         method = tables["method"]
         tables["method"] = {"name": method["name"], **method["options"]}
         return tables
+
+
+def _with_method(given: Any) -> Any:
+    """The tables with the first method of their comparison as the method, if they have none."""
+    if not isinstance(given, dict) or "method" in given or not isinstance(given.get("compare"), dict):
+        return given
+    first = next(iter(given["compare"].get("methods") or ()), None)
+    if isinstance(first, str):
+        return {**given, "method": {"name": first}}
+    if not isinstance(first, dict) or "name" not in first:
+        return given
+    return {**given, "method": {"name": first["name"], "options": first.get("options", {})}}
 
 
 def given_keys(tables: Mapping[str, Any]) -> Iterator[str]:

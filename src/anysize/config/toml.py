@@ -29,7 +29,7 @@ def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[st
         if _needs_header(value, path):
             below[key] = value
         else:
-            yield f"{_key(key)} = {_value(value)}"
+            yield f"{_key(key)} = {inline(value)}"
     for key, value in below.items():
         header = ".".join(_key(part) for part in (*path, key))
         several = not isinstance(value, Mapping)
@@ -38,17 +38,21 @@ def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[st
             yield from _table_lines(entry, (*path, key))
 
 
-def _value(value: Any) -> str:
-    """A value in TOML, on one line."""
+def inline(value: Any) -> str:
+    """A value in TOML, on one line.
+
+    >>> inline({"macs": 1e6, "names": ["a"]})
+    '{ macs = 1000000.0, names = ["a"] }'
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        inside = ", ".join(f"{_key(key)} = {inline(item)}" for key, item in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(item) for item in value)}]"
+        return f"[{', '.join(inline(item) for item in value)}]"
     return repr(value)
 
 
@@ -72,7 +76,7 @@ def differences(changed: Mapping[str, tuple[Any, Any]], between: str = " -> ") -
     ['rounds: 100 -> 5', 'engine.workers: absent -> 2']
     """
     return [
-        f"{key}: {between.join('absent' if value is None else _value(value) for value in pair)}"
+        f"{key}: {between.join('absent' if value is None else inline(value) for value in pair)}"
         for key, pair in changed.items()
     ]
 
@@ -80,7 +84,7 @@ def differences(changed: Mapping[str, tuple[Any, Any]], between: str = " -> ") -
 def _needs_header(value: Any, path: tuple[str, ...]) -> bool:
     """Whether a value is written as a separate table, not after an equals sign."""
     if isinstance(value, Mapping):
-        return not path or len(_value(value)) > _INLINE_WIDTH
+        return not path or len(inline(value)) > _INLINE_WIDTH
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 

@@ -76,6 +76,19 @@ class Experiment(Setup):
         other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
         return other
 
+    def beside(self, config: ExperimentConfig, method: Method[Any] | None = None) -> Experiment:
+        """The experiment of another config with the same live objects but the method, which may be given.
+
+        A data set that both name is not loaded again.
+        """
+        other = self.anew(config)
+        other._live.pop("method", None)
+        other._live |= {} if method is None else {"method": method}
+        old, new = self.config.data, config.data
+        if (old.name, old.options, old.test) == (new.name, new.options, new.test):
+            other.__dict__.update({key: self.__dict__[key] for key in ("source", "tested") if key in self.__dict__})
+        return other
+
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
         """The sizes that the fleet trains, smallest first."""

@@ -163,7 +163,7 @@ class Setup:
         It gives the same experiment even if these defaults change later. It leaves out options that no file can hold
         (None, objects), and those of live objects.
         """
-        tables: dict[str, Any] = {"tricks": TricksConfig(**asdict(self.tricks))}
+        tables: dict[str, Any] = {"tricks": TricksConfig(**asdict(self.tricks)), "compare": None}
         for kind in ("data", "model", "method"):
             table = getattr(self.config, kind)
             tables[kind] = table.model_copy(update={"options": self.defaults(kind) | table.options})
