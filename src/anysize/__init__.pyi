@@ -1,5 +1,7 @@
 # The public names, and where each is defined: the one list, which type checkers and `__init__.py` read.
 from anysize import methods as methods
+from anysize.comparisons.compare import compare as compare
+from anysize.comparisons.comparison import Comparison as Comparison
 from anysize.config import load_config as load_config
 from anysize.data import Data as Data
 from anysize.data import Share as Share
@@ -12,8 +14,6 @@ from anysize.exports.formats import export as export
 from anysize.methods import Method as Method
 from anysize.methods.context import Context as Context
 from anysize.methods.size import Size as Size
-from anysize.comparisons.comparison import Comparison as Comparison
-from anysize.comparisons.compare import compare as compare
 from anysize.runs.experiment import Experiment as Experiment
 from anysize.runs.run import Run as Run
 from anysize.runs.run import load as load

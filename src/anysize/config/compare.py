@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from anysize.config.table import Table, raise_problems
-from anysize.config.values import Count, Name, Options, distinct, number, plain
+from anysize.config.values import Count, Name, Options, distinct, plain
 
 _OWN_KEYS = ("name", "label", "options", "tune", "overrides")
 _NOT_HERE = ("name", "seed", "method", "compare")
@@ -35,7 +35,7 @@ def _settings(table: dict[str, Any]) -> dict[str, Any]:
 
 
 Tune = Annotated[Options, AfterValidator(_candidates)]
-Seed = Annotated[int, number(lambda value: value >= 0, "at least 0")]
+Seed = Annotated[int, Field(ge=0)]
 
 
 class CompareMethod(Table):
