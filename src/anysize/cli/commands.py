@@ -149,7 +149,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare methods under equal conditions; finished runs are reused, stopped ones continue. DIR: compare its runs."""
+    """Compare methods under equal conditions; finished runs are reused, stopped ones continue. DIR: its runs."""
     from anysize.cli.comparing import Request, compare_directories, compare_file
 
     request = Request(
