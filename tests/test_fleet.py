@@ -15,7 +15,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,10 +98,7 @@ class Wire:
         number = f"m{len(self.sent)}"
         if name not in self._desks:
             self._desks[name] = client.Service(self.home / "devices" / name / "device.toml")
-        try:
-            answer = self._desks[name].answered(kind, content)
-        except Exception as error:
-            answer = messages.with_note({"failure": client.described(error)}, messages.record([]))
+        answer = self._desks[name].reply(kind, content)
         fault = self.faults.get(name)
         reply = link.Reply(answer) if fault is None else fault(kind, content, answer)
         if reply is not None:
@@ -355,6 +352,65 @@ def test_devices_are_asked_once_and_get_the_largest_size_that_they_can_train(tmp
     before = len(wire.sent)
     ours.fleet(2, experiment.fleet)
     assert len(wire.sent) == before
+
+
+def with_budget(home: Path, name: str, **budget: float) -> None:
+    """Gives a device a budget in place of what its file says."""
+    file = home / "devices" / name / "device.toml"
+    kept = file.read_text().split("[budget]")[0]
+    lines = [line for line in kept.splitlines() if not line.startswith("capacity")]
+    limits = "\n".join(f"{unit} = {limit}" for unit, limit in budget.items())
+    file.write_text("\n".join(lines) + f"\n[budget]\n{limits}\n")
+
+
+def test_a_device_whose_budget_falls_says_so_and_gets_a_smaller_model_in_the_next_round(tmp_path: Path) -> None:
+    home = laid_out(tmp_path, {"a-cam": 1.0, "b-van": 1.0})
+    experiment, ours = made(home, wire := Wire(home), tmp_path)
+    costs = {name: experiment.cost(size).parameters for name, size in experiment.size_of_group.items()}
+    assert ours.fleet(1, experiment.fleet).group_of(0, 1).name == "1.0"
+    state = experiment.method.init(experiment.context)
+
+    def answers(number: int) -> dict[int, Any]:
+        fleet = ours.fleet(number, experiment.fleet)
+        sizes = {c: experiment.size_of_group[fleet.group_of(c, number).name] for c in (0, 1)}
+        sent = [
+            experiment.method.extract(experiment.context, state, Client(c, c, size, number, 8, 0))
+            for c, size in sizes.items()
+        ]
+        asked = (replace(m, ticket=m.ticket | {"task": "train", "rate": 0.1}) for m in sent)
+        return {c: (sizes[c].label, answer) for c, answer in zip(sizes, ours.perform(asked))}
+
+    with_budget(home, "a-cam", parameters=costs["0.25"])
+    first = answers(1)
+    assert isinstance(first[0][1], Absence)  # what was sent is more than it can afford now
+    assert first[1][0] == "1.0"
+    second = answers(2)
+    assert second[0][0] == "0.25"
+    assert not isinstance(second[0][1], Absence)
+    with_budget(home, "a-cam", parameters=costs["1.0"])
+    answers(3)
+    assert answers(4)[0][0] == "1.0"
+    assert [kind for _, kind, _ in wire.sent].count("query") == 2
+
+
+def test_a_budget_of_time_is_held_against_what_the_device_measured_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: a clock that says ten milliseconds for every quarter of the width."""
+    home = laid_out(tmp_path, {"a-cam": 1.0, "b-van": 1.0})
+    monkeypatch.setattr(client, "own_latency", lambda *known: lambda size: 40 * size.width)
+    with_budget(home, "a-cam", latency_ms=25)
+    experiment, ours = made(home, wire := Wire(home), tmp_path)
+    fleet = ours.fleet(1, experiment.fleet)
+    assert [fleet.group_of(c, 1).name for c in (0, 1)] == ["0.5", "1.0"]
+    state = experiment.method.init(experiment.context)
+    size = experiment.size_of_group["1.0"]
+    message = experiment.method.extract(experiment.context, state, Client(0, 0, size, 1, 8, 0))
+    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    [answer] = list(ours.perform([message]))
+    assert isinstance(answer, Absence)
+    assert "budget, latency_ms = 25, allows" in answer.why
+    assert wire.sent
 
 
 def test_a_device_that_comes_later_joins_from_the_next_round(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,15 @@ def test_free_memory_is_the_least_of_machine_and_container(monkeypatch: pytest.M
     assert available_bytes() == 50 * 1024
     files.clear()
     assert available_bytes() is None
+
+
+def test_a_size_for_which_memory_does_not_suffice_is_not_made_to_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = small.fleet_tables("heterofl", [0.25, 1.0])
+    made = Experiment.from_config(configs.from_dict(tables))
+    context = made.context.for_client()
+    least = timings.own_latency(context, made.method, made.example)
+    assert 0 < least(context.sizes[0]) < math.inf
+    monkeypatch.setattr(timings, "trainable", lambda *given: pytest.fail("it was made"))
+    none = timings.own_latency(context, made.method, made.example, memory_bytes=10)
+    assert none(context.sizes[0]) == math.inf
+    assert least(context.sizes[0]) < math.inf  # what was timed once is not timed again

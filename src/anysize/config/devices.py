@@ -54,7 +54,8 @@ class BudgetConfig(Table):
     inference_bytes: Positive | None = None
     """Tensors of the finished network as it ships, batch-norm statistics included."""
     latency_ms: Positive | None = None
-    """Time of one training step, as measured when the method's table was made; only for methods with a table."""
+    """Time of one training step: of a group as measured when the method's table was made, so only for methods with a
+    table; in a device's own file, as that device measures every size itself when it joins."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -38,6 +38,8 @@ from anysize.methods.training import Batch
 from anysize.wire import flatten, restore
 
 _VOLATILE = ("client", "round", "seed", "rate")
+Latency = Callable[[Size], float]
+"""The milliseconds of a training step of a size on some machine."""
 REMEMBERED = 256
 """Kinds of messages whose form or cost is remembered."""
 _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye)
@@ -51,9 +53,18 @@ class Costs:
         method: the method.
         example: a batch of the training batch size; only its shapes and types matter.
         capacity_of: what a capacity is a fraction of: "width", or a unit of a budget.
+        latency: the milliseconds of a training step of a size; without it, time is not judged.
     """
 
-    def __init__(self, context: Context, method: Method[Any], example: Batch, capacity_of: str = "width") -> None:
+    def __init__(
+        self,
+        context: Context,
+        method: Method[Any],
+        example: Batch,
+        capacity_of: str = "width",
+        latency: Latency | None = None,
+    ) -> None:
+        self._latency = latency
         self._context = context
         self._method = method
         self._example = example
@@ -63,14 +74,24 @@ class Costs:
         self._most: dict[tuple[Limits, str], dict[str, float]] = {}
         self._messages: dict[str, dict[str, float]] = {}
 
-    def allowed(self, limits: Limits, sizes: Iterable[Size]) -> Iterator[Size]:
-        """Those of `sizes` that a capacity or a budget allows; time, which nobody can count, is not looked at."""
+    def allowed(self, limits: Limits, sizes: Iterable[Size], latency: Latency | None = None) -> Iterator[Size]:
+        """Those of `sizes` that a capacity or a budget allows; of time only if somebody measured it.
+
+        Args:
+            limits: the device's.
+            sizes: any.
+            latency: the milliseconds of a training step of a size, in place of the one that was given at first.
+        """
         if self._capacity_of == "width" and limits.capacity is not None and limits.budget is None:
             whole = sized(self._method, self._context, limits.capacity)
             return (size for size in sizes if whole.holds(size))
         full = Size(1.0)
         budget = as_budget(limits.capacity, limits.budget, self._capacity_of, lambda: self.units(full, (full,)))
-        return allowed(sizes, budget, lambda size: untimed(self.units(size)))
+        counted = allowed(sizes, budget, lambda size: untimed(self.units(size)))
+        timed = latency or self._latency
+        if timed is None or budget is None or budget.latency_ms is None:
+            return counted
+        return allowed(counted, budget, lambda size: {**self.units(size), "latency_ms": timed(size)})
 
     def most(self, limits: Limits, task: str) -> dict[str, float]:
         """In every unit of `message_cost`, the most that a message costs of a size within the limits; empty if none is.

@@ -14,10 +14,11 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from anysize.client.process import hold_memory, one_thread
 from anysize.client.work import perform
 from anysize.deploy import device_file, own_data
-from anysize.deploy.device_file import DeviceConfig
+from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.gate import Gate, accepted, accepted_sizes, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
+from anysize.deploy.timing import own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.engines.workers.loop import client_context
@@ -37,12 +38,7 @@ def answerer(file: Path) -> Callable[[Message, Context], Message]:
     service = _service(file.resolve())
 
     def answer(message: Message, context: Context) -> Message:
-        try:
-            content = service.answered(message.metadata.message_type, message.content)
-        except Exception as error:
-            log.warning("could not answer", exc_info=error)
-            content = with_note({"failure": described(error)}, record([]))
-        return Message(content, reply_to=message)
+        return Message(service.reply(message.metadata.message_type, message.content), reply_to=message)
 
     return answer
 
@@ -57,20 +53,43 @@ class Service:
 
     def __init__(self, file: Path) -> None:
         hold_memory()
+        self._file = file
         self._device = device_file.load(file)
         self._limits = own_data.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
+
+    def reply(self, kind: str, content: RecordDict) -> RecordDict:
+        """The answer to a message of a kind, or why there is none, and what the device can afford next."""
+        try:
+            return self.answered(kind, content)
+        except Exception as error:
+            log.warning("could not answer", exc_info=error)
+            return with_note({"failure": described(error), **self.told(timed=False)}, record([]))
 
     def answered(self, kind: str, content: RecordDict) -> RecordDict:
         """The answer to a message of a kind."""
         note = note_in(content)
         known = self._known(note["hello"])
+        known.limited(self._read_limits())
         if kind == MessageType.QUERY:
-            about = Introduction(self._device.name, self._limits.capacity, self._limits.budget)
-            return with_note(about.to_note(), record([]))
+            return with_note(self.told(), record([]))
         updates = list(self._updates(known, note["tickets"], blobs_in(content)))
         blobs = [dump(update.tensors, {}) for update in updates]
-        return with_note({"tickets": [update.ticket for update in updates]}, record(blobs))
+        return with_note({"tickets": [update.ticket for update in updates], **self.told()}, record(blobs))
+
+    def told(self, timed: bool = True) -> Json:
+        """What the device tells of itself with every answer: what it can afford next, as its file says now."""
+        limits = self._read_limits()
+        times = self._last[1].latencies() if timed and self._last is not None else {}
+        return Introduction(self._device.name, limits.capacity, limits.budget, times).to_note()
+
+    def _read_limits(self) -> Limits:
+        """What the device's file says now, since other programs may change it; as before if it cannot be read."""
+        try:
+            self._limits = own_data.check_limits(device_file.load(self._file))
+        except AnysizeError as error:
+            log.warning("the device's file cannot be read again; its limits stay as they were", exc_info=error)
+        return self._limits
 
     def _updates(self, known: Knowledge, tickets: Sequence[Json], blobs: Sequence[bytes]) -> Iterator[Update]:
         for ticket, blob in zip(tickets, blobs, strict=True):
@@ -97,8 +116,16 @@ class Knowledge:
         with weightless():
             self._context = client_context(self.experiment)
         known = (self._context, self.experiment.method, self.experiment.example)
-        self._gate = Gate(*known, device.limits, config.devices.capacity_of)
+        self._gate = Gate(*known, device.limits, config.devices.capacity_of, own_latency(*known, device.memory_bytes))
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
+
+    def limited(self, limits: Limits) -> None:
+        """From now on, what comes is held against these limits."""
+        self._gate.limits = limits
+
+    def latencies(self) -> dict[str, float]:
+        """How long sizes take on this device, if its budget limits that."""
+        return self._gate.latencies()
 
     def answer(self, blob: bytes, ticket: Any) -> Update:
         """What it makes of a sub-model, if it can afford it; what stays here is kept for the next turn."""

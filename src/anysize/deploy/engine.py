@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from anysize import config as configs
 from anysize import interrupts
-from anysize.deploy.affordable import Costs
+from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.device_file import Limits
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node
@@ -195,6 +196,7 @@ class Devices(Engine):
         """The updates in an answer, or why they are none that may be used."""
         try:
             note, blobs = note_in(content), blobs_in(content)
+            self._hear(request.client, note)
             if "failure" in note:
                 return _absent(request, plain(note["failure"]))
             tickets = note.get("tickets")
@@ -253,11 +255,30 @@ class Devices(Engine):
         self._here.groups[client] = group
         self._notice(f"device {about.name} takes part as client {client}, size {group}")
 
+    def _hear(self, client: int, note: Json) -> None:
+        """Notes what a device says that it can afford from now on; the next round sends it what fits."""
+        node = self._here.nodes.get(client)
+        before = None if node is None else self._here.known.get(node)
+        if node is None or "device" not in note or not isinstance(before, Introduction):
+            return
+        about = Introduction.of({"device": note["device"]})
+        if about.name != before.name or (about.capacity, about.budget) == (before.capacity, before.budget):
+            return
+        try:
+            group = self._group(about)
+        except AnysizeError as error:
+            self._notice(f"device {about.name} {error}; it is asked again with what it had")
+            return
+        self._here.known[node], self._here.groups[client] = about, group
+        self._notice(f"device {about.name} says that it can train {about.can()}: size {group} from the next round")
+
     def _group(self, about: Introduction) -> str:
         """The largest of the experiment's groups that a device can train."""
+        times = about.latency_ms
+        latency: Latency | None = (lambda size: times.get(size.label, math.inf)) if times else None
         limits, size_of_group = Limits(about.capacity, about.budget), self._experiment.size_of_group
         for group in reversed(self._experiment.fleet.groups):
-            if any(self._costs.allowed(limits, [size_of_group[group.name]])):
+            if any(self._costs.allowed(limits, [size_of_group[group.name]], latency)):
                 return group.name
         raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")
 

@@ -6,13 +6,14 @@ the network on the meta device, and refuses what is too large.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anysize import config as configs
 from anysize.config.tables import ExperimentConfig
 from anysize.cost.memory import available_bytes
-from anysize.deploy.affordable import Costs
+from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.checks import is_number, short
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.guard import TOLD
@@ -84,13 +85,21 @@ class Gate:
         example: a batch of the training batch size; only its shapes and types matter.
         limits: what the device can afford.
         capacity_of: what its capacity is a fraction of.
+        latency: the milliseconds of a training step of a size on this device; without it, time is not judged.
     """
 
     def __init__(
-        self, context: Context, method: Method[Any], example: Batch, limits: Limits, capacity_of: str = "width"
+        self,
+        context: Context,
+        method: Method[Any],
+        example: Batch,
+        limits: Limits,
+        capacity_of: str = "width",
+        latency: Latency | None = None,
     ) -> None:
-        self._limits = limits
-        self._costs = Costs(context, method, example, capacity_of)
+        self.limits = limits
+        self._sizes, self._latency = context.sizes, latency
+        self._costs = Costs(context, method, example, capacity_of, latency)
 
     def __call__(self, blob: bytes, ticket: Any) -> SubModel:
         """The sub-model; an error that says why not, before any of its tensors has memory.
@@ -103,6 +112,14 @@ class Gate:
             raise TrustError(f"refused what the server sent: {'; '.join(reasons)}")
         return SubModel(load(blob)[0], ticket)
 
+    def latencies(self) -> dict[str, float]:
+        """The milliseconds of a training step of each size that fits but for its time; empty if time is not limited."""
+        if self._latency is None or self.limits.budget is None or self.limits.budget.latency_ms is None:
+            return {}
+        counted = self._costs.allowed(self.limits, self._sizes, latency=lambda size: 0.0)
+        found = {size.label: self._latency(size) for size in counted}
+        return {label: time for label, time in found.items() if math.isfinite(time)}
+
     def refusals(self, sub_model: SubModel) -> list[str]:
         """Why the device does not take a sub-model, whose numbers it has not seen; nothing if it does."""
         try:
@@ -110,22 +127,22 @@ class Gate:
         except (AnysizeError, RuntimeError, KeyError, TypeError, ValueError) as error:
             return [f"it does not make the network that its ticket says ({short(str(error))})"]
         over = list(self._above(costs, sub_model.ticket["task"]))
-        free = self._limits.memory_bytes or available_bytes()
+        free = self.limits.memory_bytes or available_bytes()
         if free is not None and costs["memory_bytes"] > free:
             over.append(f"it takes {costs['memory_bytes']:.3g} bytes of memory, and {free:.3g} are free")
         return over
 
     def _above(self, costs: Mapping[str, float], task: str) -> Iterator[str]:
         """In which units a message costs more than any size that the device's capacity or budget allows."""
-        if self._limits.capacity is None and self._limits.budget is None:
+        if self.limits.capacity is None and self.limits.budget is None:
             return
-        most = self._costs.most(self._limits, task)
+        most = self._costs.most(self.limits, task)
         if not most:
-            yield f"this device's {self._limits} allows none of the sizes that the experiment trains"
+            yield f"this device's {self.limits} allows none of the sizes that the experiment trains"
             return
         for unit, cost in costs.items():
             if unit != "memory_bytes" and cost > most[unit]:
-                yield f"{unit} = {cost:.0f}, and this device's {self._limits} allows {most[unit]:.0f}"
+                yield f"{unit} = {cost:.0f}, and this device's {self.limits} allows {most[unit]:.0f}"
 
 
 def _order_problems(ticket: Any) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from anysize.devices.budget import Budget
 from anysize.errors import AnysizeError
@@ -21,6 +22,7 @@ class Introduction:
         name: the device's name.
         capacity: the fraction of the full model that it can train, or None with a budget.
         budget: what it can afford in units, or None with a capacity.
+        latency_ms: how long a training step of sizes took on it, by their labels; empty if it did not measure that.
 
     >>> Introduction.of(Introduction("cam", 0.25).to_note())
     Introduction(name='cam', capacity=0.25, budget=None)
@@ -29,6 +31,7 @@ class Introduction:
     name: str
     capacity: float | None = None
     budget: Budget | None = None
+    latency_ms: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, note: Json) -> Introduction:
@@ -49,12 +52,13 @@ class Introduction:
             limits = None if budget is None else Budget(**budget)
         except TypeError:
             raise AnysizeError(f"has a budget in unknown units: {plain(budget)}") from None
-        return cls(about["name"], capacity, limits)
+        return cls(about["name"], capacity, limits, _times(about.get("latency_ms") or {}))
 
     def to_note(self) -> Json:
         """The introduction as a note; `of` is the inverse."""
         budget = None if self.budget is None else self.budget.limits()
-        return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget}}
+        times = {"latency_ms": dict(self.latency_ms)} if self.latency_ms else {}
+        return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget, **times}}
 
     def can(self) -> str:
         """What it can train, in words.
@@ -65,6 +69,13 @@ class Introduction:
         if self.budget is None:
             return f"capacity {self.capacity:g}"
         return "what fits " + ", ".join(f"{unit} = {limit:g}" for unit, limit in self.budget.limits().items())
+
+
+def _times(told: object) -> dict[str, float]:
+    """The times that a device told; an error if they are none."""
+    if not isinstance(told, dict) or not all(is_number(time) and time > 0 for time in told.values()):
+        raise AnysizeError(f"has times that are no milliseconds: {plain(told)}")
+    return {str(label): float(time) for label, time in told.items()}
 
 
 def plain(said: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from anysize.experiment.sizes import sized
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel
+from anysize.methods.size import Size
+from anysize.methods.training import Batch
 from anysize.wire import Json
 
 _MARGIN = 0.8  # of the free memory that is counted on: others want some too
@@ -137,6 +140,30 @@ def _timed(
         round_seconds=took,
         fits=seconds is None or took <= seconds,
     )
+
+
+def own_latency(
+    context: Context, method: Method[Any], example: Batch, memory_bytes: float | None = None
+) -> Callable[[Size], float]:
+    """A function that times a training step of a size on this machine, in milliseconds; every size once.
+
+    A size for which memory does not suffice is never made: its time is infinite.
+    """
+    costs, found = Costs(context, method, example), dict[Size, float]()
+
+    def latency(size: Size) -> float:
+        if size not in found:
+            found[size] = timed(costs.message(size, "train"))
+        return found[size]
+
+    def timed(message: SubModel) -> float:
+        free = available_bytes() if memory_bytes is None else memory_bytes
+        if free is not None and costs.of(message)["memory_bytes"] > _MARGIN * free:
+            return math.inf
+        module = trainable(context, method, message)
+        return 1000 * step_seconds(context, method, module, blank(example, context.device))
+
+    return latency
 
 
 def trainable(context: Context, method: Method[Any], message: SubModel) -> nn.Module:
