@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from anysize import models
 from anysize.data import Data
 from anysize.elastic.basis import (
     MIX_BELOW,
@@ -146,7 +147,7 @@ def context_of(method: Method[Any], model: nn.Module | None = None, **devices: A
         nn.Flatten(),
         nn.Linear(64, 3),
     )
-    x, y = np.zeros((12, 1, 6, 6), dtype=np.uint8), np.arange(12) % 3
+    x, y = np.zeros((12, 1, 8, 8), dtype=np.uint8), np.arange(12) % 3
     devices = devices or {"capacities": [0.25, 1.0]}
     return Experiment(data=Data(train=(x, y), test=(x, y)), clients=4, model=net, method=method, devices=devices)
 
@@ -268,14 +269,75 @@ def test_shared_dense_tensors_are_averaged_entry_by_entry_over_all_who_hold_them
     torch.testing.assert_close(small["9.weight"], after.shared["9.weight"][:, :8])
 
 
-def test_nested_coefficients_are_scaled_slices_of_the_largest() -> None:
+def test_nested_coefficients_are_slices_of_the_largest() -> None:
     made = context_of(FLANC(start="nested"))
     state = made.method.init(made.context)
     small, large = (state.coefficients[width]["2.weight"].numpy() for width in ("0.25", "1.0"))
-    scale = np.sqrt(large.shape[1] / small.shape[1])  # Kaiming's variance at every width
-    np.testing.assert_allclose(small, large[: small.shape[0], : small.shape[1]] * scale, rtol=1e-6)
+    np.testing.assert_allclose(small, large[: small.shape[0], : small.shape[1]], rtol=1e-6)
+    own = FLANC(start="nested").init(with_tricks(made.context, rescaled_init=False))
+    wider = own.coefficients["0.25"]["2.weight"].numpy()  # a quarter of the inputs: twice as large
+    np.testing.assert_allclose(wider, 2 * small, rtol=1e-5)
     apart = FLANC().init(made.context)
     assert not torch.equal(apart.coefficients["0.25"]["2.weight"], torch.from_numpy(small))
+
+
+def with_tricks(context: Context, **tricks: Any) -> Context:
+    return replace(context, tricks=replace(context.tricks, **tricks))
+
+
+class Gated(nn.Module):
+    """An LSTM whose gates start with different spreads, between an embedding and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.recurrent, self.head = nn.Embedding(10, 64), nn.LSTM(64, 64), nn.Linear(64, 3)
+        for gate in range(4):
+            with torch.no_grad():
+                self.recurrent.weight_hh_l0[64 * gate : 64 * (gate + 1)] *= gate + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(self.embedding(x.long().flatten(1)).transpose(0, 1))[0][-1])
+
+
+def own_start(name: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if name == "lstm":
+            return Gated()
+        return models.build(name, (1, 8, 8), 3)
+
+
+@pytest.mark.parametrize("start", ["apart", "nested"])
+@pytest.mark.parametrize("name", ["flanc-cnn", "resnet20", "lstm"])
+def test_composed_weights_start_with_the_spread_of_the_networks_own_start(name: str, start: Any) -> None:
+    made = context_of(FLANC(start=start), own_start(name), capacities=[0.25, 0.5, 1.0])
+    first = {key: tensor.numpy() for key, tensor in made.context.start().items()}
+    state = made.method.init(made.context)
+    for width, coefficients in state.coefficients.items():
+        for key, u in coefficients.items():
+            weight = compose(state.basis[key], u).numpy()
+            gates = 4 if name == "lstm" else 1
+            for own, full in zip(np.split(weight, gates), np.split(first[key], gates), strict=True):
+                drawn = min(own.size, u.numel() // gates, full.size)  # numbers behind either estimate
+                assert own.std() == pytest.approx(full.std(), rel=4 / np.sqrt(drawn)), (width, key)
+                assert own.mean() == pytest.approx(0, abs=4 * full.std() / np.sqrt(drawn)), (width, key)
+
+
+def test_without_rescaled_initialisation_a_width_starts_at_its_own_scale() -> None:
+    made = context_of(FLANC(), own_start("flanc-cnn"))
+    state = FLANC().init(with_tricks(made.context, rescaled_init=False))
+    for width, coefficients in state.coefficients.items():
+        weight = compose(state.basis["conv2.weight"], coefficients["conv2.weight"]).numpy()
+        assert weight.shape[0] == 128 * float(width)
+        assert weight.std() == pytest.approx(np.sqrt(1 / (3 * weight[0].size)), rel=0.05)  # torch's own rule
+
+
+def test_a_layer_that_starts_at_zero_starts_at_zero() -> None:
+    net = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(net.get_parameter("2.weight"))
+    made = context_of(FLANC(), nn.Sequential(nn.Flatten(), net))
+    state = made.method.init(made.context)
+    assert all(not u.any() for own in state.coefficients.values() for u in own.values())
 
 
 def test_rates_reach_the_basis_and_the_coefficients_alone() -> None:

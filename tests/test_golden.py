@@ -328,17 +328,20 @@ def test_r1_divides_every_trained_input_width_and_r2_stays_below_the_vectors_len
     assert (factors.inputs, factors.size) == (4, 3)
 
 
-@pytest.mark.parametrize("fragments, size, inputs, kernel", [(4, 12, 2, (3, 3)), (8, 7, 8, ()), (1, 30, 32, (1, 1))])
-def test_composed_weights_start_with_kaimings_variance(
+@pytest.mark.parametrize(
+    "fragments, size, inputs, kernel", [(4, 12, 2, (3, 3)), (8, 7, 8, ()), (1, 30, 32, (1, 1)), (4, 12, 1, (3, 3))]
+)
+def test_random_coefficients_compose_weights_of_variance_one(
     fragments: int, size: int, inputs: int, kernel: tuple[int, ...]
 ) -> None:
     random = torch.Generator().manual_seed(0)
     basis = orthonormal_basis(size, inputs, kernel, random)
-    np.testing.assert_allclose(gram(basis), np.eye(size), atol=1e-5)
-    weight = compose(basis, random_coefficients(4000, fragments, size, random))
-    fan_in = weight[0].numel()
-    assert float(weight.var()) == pytest.approx(2 / fan_in, rel=0.03)
-    assert float(weight.mean()) == pytest.approx(0, abs=0.02 / fan_in**0.5)
+    rows = basis.numpy().reshape(size, -1)
+    shorter = rows @ rows.T if size <= rows.shape[1] else rows.T @ rows  # more vectors than entries: the columns
+    np.testing.assert_allclose(shorter, np.eye(len(shorter)), atol=1e-5)
+    weight = compose(basis, random_coefficients(4000, fragments, basis, random))
+    assert float(weight.var()) == pytest.approx(1, rel=0.03)
+    assert float(weight.mean()) == pytest.approx(0, abs=0.02)
 
 
 @settings(max_examples=12, deadline=None)

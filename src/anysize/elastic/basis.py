@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
+from anysize import rng
+
 Way = Literal["auto", "compose", "mix"]
 
 _NULL = 1e-6  # far below the share of a direction that matters, far above rounding in double precision
@@ -51,8 +53,15 @@ def project(weight: Tensor, basis: Tensor) -> Tensor:
 
 
 def principal_basis(weight: Tensor, inputs: int, size: int) -> Tensor:
-    """The orthonormal basis of `size` vectors over `inputs` inputs that fits the fragments of `weight` best."""
-    flat = weight.reshape(-1, inputs * weight[0, 0].numel()).double()  # (T S/R1, R1 k^2)
+    """The orthonormal basis of `size` vectors over `inputs` inputs that fits the fragments of `weight` best.
+
+    More vectors than the length of one span everything; then their columns are orthonormal, as in `orthonormal_basis`.
+    """
+    length = inputs * weight[0, 0].numel()
+    if size > length:
+        every = orthonormal_basis(size, inputs, weight.shape[2:], rng.generator("more vectors than entries"))
+        return every.to(weight.dtype)
+    flat = weight.reshape(-1, length).double()  # (T S/R1, R1 k^2)
     right: Tensor = torch.linalg.svd(flat, full_matrices=False)[2]
     if len(right) < size:  # fewer fragments than vectors: complete the basis
         extra = torch.linalg.svd(right, full_matrices=True)[2][len(right) :]
@@ -76,28 +85,58 @@ def joint_basis(weights: Sequence[Tensor], near: Tensor) -> Tensor:
         flat = weight.reshape(-1, rows.shape[1]).double()
         scatter = scatter + flat.T @ flat / flat.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
     span: Tensor = torch.linalg.eigh(scatter)[1][:, -len(rows) :].T
-    left, _, right = torch.linalg.svd(rows @ span.T)
+    left, _, right = torch.linalg.svd(rows @ span.T, full_matrices=False)
     nearest: Tensor = left @ right @ span
     return nearest.reshape(near.shape).to(near.dtype).contiguous()
 
 
 def orthonormal_basis(size: int, inputs: int, kernel: Sequence[int], generator: torch.Generator) -> Tensor:
-    """A random basis (R2, R1, *k) with orthonormal vectors."""
+    """A random basis (R2, R1, *k) with orthonormal vectors.
+
+    More vectors than the length R1 k^2 of one cannot be orthonormal. Then the columns are: of all such sets, these are
+    nearest to orthonormal, in the sense of Eq. (3).
+    """
     length = inputs * math.prod(kernel)
-    drawn = torch.randn(length, size, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(max(length, size), min(length, size), generator=generator, dtype=torch.float64)
     columns, upper = torch.linalg.qr(drawn)
-    rows: Tensor = (columns * upper.diagonal().sign()).T  # signs make the draw uniform over all orthonormal sets
+    columns = columns * upper.diagonal().sign()  # signs make the draw uniform over all orthonormal sets
+    rows = columns.T if size <= length else columns
     return rows.reshape(size, inputs, *kernel).float().contiguous()
 
 
-def random_coefficients(outputs: int, fragments: int, size: int, generator: torch.Generator) -> Tensor:
-    """Coefficients (T, S / R1, R2) that give the composed weight the variance of Kaiming's rule, 2 / (S k^2).
+def random_coefficients(outputs: int, fragments: int, basis: Tensor, generator: torch.Generator) -> Tensor:
+    """Coefficients (T, S / R1, R2) that give the weight that they compose mean zero and variance one.
 
-    An entry of an orthonormal vector of length R1 k^2 has mean square 1 / (R1 k^2), so a composed weight has variance
-    R2 var(U) / (R1 k^2), which is 2 / (S k^2) for var(U) = 2 R1 / (S R2).
+    At an entry of a fragment the weight has variance var(U) times the squares there of all basis vectors, so on average
+    over the R1 k^2 entries var(U) |V|^2 / (R1 k^2); of an orthonormal basis |V|^2 is R2.
     """
-    scale = math.sqrt(2 / (fragments * size))
-    return torch.randn(outputs, fragments, size, generator=generator) * scale
+    scale = math.sqrt(basis[0].numel() / float(basis.double().square().sum()))
+    return torch.randn(outputs, fragments, len(basis), generator=generator) * scale
+
+
+def spreads(weight: Tensor, matrices: int) -> Tensor:
+    """For each output of a weight, the standard deviation of the entries of its matrix, (T,).
+
+    Args:
+        weight: (T, S, *k).
+        matrices: how many matrices of one height lie in it, one below the other.
+
+    >>> spreads(torch.tensor([[1.0, -1.0], [1.0, -1.0], [2.0, -2.0], [2.0, -2.0]]), 2)
+    tensor([1., 1., 2., 2.])
+    """
+    found = [own.double().std(correction=0).expand(len(own)) for own in weight.chunk(matrices)]
+    return torch.cat(found).to(weight.dtype)
+
+
+def stacked_matrices(layer: nn.Module, outputs: int) -> int:
+    """How many matrices a layer keeps in one weight of so many outputs: the gates of a recurrent layer, or Q, K, V.
+
+    >>> stacked_matrices(nn.LSTM(8, 16), 64), stacked_matrices(nn.Linear(8, 64), 64)
+    (4, 1)
+    """
+    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        return max(1, outputs // int(layer.hidden_size))  # the projection of an LSTM is one matrix
+    return outputs // int(layer.embed_dim) if isinstance(layer, nn.MultiheadAttention) else 1
 
 
 def gram(basis: Tensor) -> Tensor:

@@ -26,12 +26,15 @@ Departures:
 - The authors' code counts clients in both means; Eq. (4) weights by |D_k|, and so does this. [tricks] weighting has
   both.
 - The authors' code keeps a copy of an unscaled stem per width, as `share_unscaled = false` does here.
-- R2 is at most 15/16 of the length R1 k^2 of a basis vector: more vectors cannot be orthogonal, and as many would save
-  nothing. It only matters for linear and recurrent layers (k = 1), where 15/16 is what the paper's parameter counts
-  imply.
-- Coefficients start with the variance that gives the composed weight Kaiming's, at every width. From pretrained
-  weights, the basis starts with their principal directions and every width's coefficients with the nearest fit to its
-  slice.
+- In linear and recurrent layers (k = 1), R2 is at most 15/16 of the length R1 of a basis vector: more vectors cannot be
+  orthogonal, and as many would save nothing. 15/16 is what the paper's parameter counts imply. Convolutions have the R2
+  that is asked for, even above R1 k^2 as in Fig. 7c at 75 %.
+- Coefficients start with the variance that gives the composed weight that of the network's own start, layer by layer and
+  gate by gate (`first_spreads`). The law is the same in mean and variance only: R2 vectors for R1 k^2 entries cannot
+  make entries independent, and where a start has a structure (identity, orthogonal rows, a mean), that is lost. The
+  authors' networks start at the scale of their own width, as [tricks] rescaled_init = false does; their ResNet's
+  coefficients have variance 2 / T, whatever that makes of the composed weight. From pretrained weights, the basis starts
+  with their principal directions and every width's coefficients with the nearest fit to its slice.
 - The authors' code always mixes (a convolution with the basis, then a 1 x 1 one); which way is faster depends on the
   shapes, so a layer is computed the way that `elastic.basis.mixing_pays` says.
 - `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate` are not in the paper:
@@ -65,10 +68,15 @@ from anysize.elastic.basis import (
     principal_basis,
     project,
     random_coefficients,
+    spreads,
+    stacked_matrices,
     unkey,
 )
 from anysize.elastic.composed import ComposedWidths
+from anysize.elastic.ensemble import scaled_to_own_width
 from anysize.elastic.skeleton import fill
+from anysize.elastic.slicing import take
+from anysize.elastic.views import within
 from anysize.errors import MethodError, unknown
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Factored
@@ -329,8 +337,10 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         widths = [_shape(context, name, width)[1] for width in _widths(context)]
         common = math.gcd(*widths)
         lowered = next(r for r in range(min(asked, common), 0, -1) if common % r == 0)
-        cap = max(1, math.floor(_RANK_CAP * lowered * math.prod(kernel)))
-        return Factors(lowered, min(cap, max(1, round(fractions["basis_size"] * outputs))), asked)
+        size = max(1, round(fractions["basis_size"] * outputs))
+        if math.prod(kernel) == 1:
+            size = min(size, max(1, math.floor(_RANK_CAP * lowered)))
+        return Factors(lowered, size, asked)
 
     def _networks(self, context: Context, update: Update) -> list[tuple[float, Tensors]]:
         """(width, tensors) of every network that the client trained."""
@@ -344,10 +354,10 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         drawn = max(_widths(context)) if self.start == "nested" else width
         outputs, inputs = _shape(context, name, drawn)[:2]
         random = generator(context.seed, "coefficients", name, _key(drawn))
-        whole = random_coefficients(outputs, inputs // basis.shape[1], len(basis), random)
-        part = whole[: weight.shape[0], : weight.shape[1] // basis.shape[1]]
-        # Fewer inputs need larger weights: every width starts with Kaiming's variance.
-        return part * math.sqrt(whole.shape[1] / part.shape[1])
+        whole = random_coefficients(outputs, inputs // basis.shape[1], basis, random)
+        rows = within(context.axes, name, context.axes.kept(width), context.axes.kept(drawn))[0]
+        part = take(whole, (rows,))[:, : weight.shape[1] // basis.shape[1]]
+        return part * first_spreads(context, name, width)[:, None, None]
 
     def _shared(self, context: Context) -> list[str]:
         if self.share_dense:
@@ -401,6 +411,21 @@ def _first_basis(context: Context, name: str, factors: Factors) -> Tensor:
         return principal_basis(weight, factors.inputs, factors.size)
     kernel = context.axes.shapes[name][2:]
     return orthonormal_basis(factors.size, factors.inputs, kernel, generator(context.seed, "basis", name))
+
+
+def first_spreads(context: Context, name: str, width: float) -> Tensor:
+    """For each output of a weight, the standard deviation with which the network of that width starts there, (T_p,).
+
+    It is measured on the full network's own start, each gate of a recurrent weight by itself. As for every other tensor
+    of a narrow network, [tricks] rescaled_init says whether it is the full width's or the width's own.
+    """
+    weight = context.start()[name]
+    layer = context.template.get_submodule(name.rpartition(".")[0])
+    kept = context.axes.index(name, context.axes.kept(width))[0]
+    own = {name: take(spreads(weight, stacked_matrices(layer, len(weight))), (kept,))}
+    if not context.tricks.rescaled_init:
+        own = scaled_to_own_width(own, context.skeleton(width), context.template)
+    return own[name]
 
 
 def _matches(name: str, pattern: str) -> bool:
