@@ -323,6 +323,49 @@ def test_composed_weights_start_with_the_spread_of_the_networks_own_start(name: 
                 assert own.mean() == pytest.approx(0, abs=4 * full.std() / np.sqrt(drawn)), (width, key)
 
 
+def test_convolutions_have_as_many_basis_vectors_as_asked_for() -> None:
+    """Figure 7c at 75 %: R1 = 8 inputs of 3 x 3 are 72 numbers, and 96 vectors of them."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 64, 3), nn.ReLU(), nn.Conv2d(64, 128, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 3),
+    )  # fmt: skip
+    made = context_of(FLANC(basis_size=0.75), net)
+    factors = made.method.factors(made.context)
+    assert (factors["2.weight"].inputs, factors["2.weight"].size) == (8, 96)
+    assert (factors["6.weight"].inputs, factors["6.weight"].size) == (16, 15)  # a linear layer: 15 / 16 of its length
+    state = made.method.init(made.context)
+    rows = state.basis["2.weight"].numpy().reshape(96, 72)
+    np.testing.assert_allclose(rows.T @ rows, np.eye(72), atol=1e-5)
+    first = made.context.start()["2.weight"]
+    for u in (own["2.weight"] for own in state.coefficients.values()):
+        assert float(compose(state.basis["2.weight"], u).std()) == pytest.approx(float(first.std()), rel=0.05)
+
+
+def test_averaged_products_of_more_vectors_than_entries_compose_the_same_weights() -> None:
+    method = FLANC(basis_inputs=0.01, basis_size=1.0, average="products")
+    context, state, updates = trained(method)
+    own = [replace(u, tensors=method.extract(context, state, client_of(u)).tensors) for u in updates]
+    after = method.aggregate(context, state, iter(own))
+    for width, coefficients in state.coefficients.items():
+        for name, u in coefficients.items():
+            composed = compose(after.basis[name], after.coefficients[width][name])
+            torch.testing.assert_close(composed, compose(state.basis[name], u), rtol=1e-4, atol=1e-5)
+
+
+def client_of(update: Update) -> Client:
+    return Client(update.ticket["client"], 0, Size(update.width), 1, 1, 0)
+
+
+def test_a_learned_start_is_composed_exactly_where_vectors_span_everything() -> None:
+    made = context_of(FLANC(basis_size=1.0))  # R1 = 2 of 16 inputs: 18 numbers, and 64 vectors
+    state = made.method.init(replace(made.context, pretrained=True))
+    first = made.context.start()["2.weight"]
+    for width, own in state.coefficients.items():
+        composed = compose(state.basis["2.weight"], own["2.weight"])
+        rows, columns = composed.shape[:2]
+        torch.testing.assert_close(composed, first[:rows, :columns], rtol=1e-4, atol=1e-5, msg=width)
+
+
 def test_without_rescaled_initialisation_a_width_starts_at_its_own_scale() -> None:
     made = context_of(FLANC(), own_start("flanc-cnn"))
     state = FLANC().init(with_tricks(made.context, rescaled_init=False))

@@ -172,6 +172,7 @@ METHODS: dict[str, Method[Any]] = {
 VARIANTS: dict[str, Method[Any]] = {
     "heterofl unscaled": HeteroFL(scaler=False),
     "heterofl with ordered dropout": HeteroFL(ordered_dropout=True),
+    "heterofl with shared convolutions": HeteroFL(share="convolutions", scaler=False),
     "flanc with ordered dropout": FLANC(ordered_dropout=True),
     "flanc with ordered dropout and own copies": FLANC(ordered_dropout=True, share_unscaled=False),
     "fjord with distillation": FjORD(distillation=True),
@@ -188,6 +189,7 @@ VARIANTS: dict[str, Method[Any]] = {
     "flanc mixed": FLANC(execution="mix"),
     "flanc shared": FLANC(share_dense=True, start="nested", basis_rate=0.25, coefficients_rate=2.0),
     "flanc products": FLANC(average="products", orthogonality=0.0),
+    "flanc of more vectors than entries": FLANC(basis_inputs=0.01, basis_size=1.0),
     "sheterofl unscaled": SHeteroFL(scaler=False),
     "splitmix one after another": SplitMix(one_pass=False),
     "splitmix rescaled": SplitMix(rescale_layer=True),

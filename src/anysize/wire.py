@@ -159,7 +159,7 @@ def flatten(state: Any) -> tuple[Tensors, Json]:
 
 
 def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
-    """The inverse of `flatten`: the state of that kind."""
+    """The inverse of `flatten`: the state of that kind. What an older version did not write has its default."""
     tree: Json = {}
     for name in sorted(tensors):
         _node(tree, name.split("/")[:-1])[_plain(name.split("/")[-1])] = tensors[name]
@@ -167,10 +167,12 @@ def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
         _node(tree, name.split("/"))
     assert dataclasses.is_dataclass(kind)
     values = tree | {name: value for name, value in note.items() if name != _EMPTY}
-    names = {field.name for field in dataclasses.fields(kind)}
-    if set(values) != names:
-        problems = [f"holds {name}, which {kind.__name__} does not have" for name in sorted(set(values) - names)]
-        problems += [f"lacks {name}" for name in sorted(names - set(values))]
+    fields = dataclasses.fields(kind)
+    needed = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    strange, missing = set(values) - {f.name for f in fields}, needed - set(values)
+    if strange or missing:
+        problems = [f"holds {name}, which {kind.__name__} does not have" for name in sorted(strange)]
+        problems += [f"lacks {name}" for name in sorted(missing)]
         raise CheckpointError(f"the checkpoint {'; '.join(problems)}: another method wrote it")
     return kind(**values)
 

@@ -100,7 +100,7 @@ def orthonormal_basis(size: int, inputs: int, kernel: Sequence[int], generator: 
     drawn = torch.randn(max(length, size), min(length, size), generator=generator, dtype=torch.float64)
     columns, upper = torch.linalg.qr(drawn)
     columns = columns * upper.diagonal().sign()  # signs make the draw uniform over all orthonormal sets
-    rows = columns.T if size <= length else columns
+    rows: Tensor = columns.T if size <= length else columns
     return rows.reshape(size, inputs, *kernel).float().contiguous()
 
 
@@ -110,7 +110,7 @@ def random_coefficients(outputs: int, fragments: int, basis: Tensor, generator: 
     At an entry of a fragment the weight has variance var(U) times the squares there of all basis vectors, so on average
     over the R1 k^2 entries var(U) |V|^2 / (R1 k^2); of an orthonormal basis |V|^2 is R2.
     """
-    scale = math.sqrt(basis[0].numel() / float(basis.double().square().sum()))
+    scale = (basis[0].numel() / basis.double().square().sum()).sqrt()
     return torch.randn(outputs, fragments, len(basis), generator=generator) * scale
 
 

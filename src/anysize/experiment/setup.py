@@ -317,7 +317,7 @@ class Setup:
 
         If devices do not tell how many samples they have, all count equally.
         """
-        chosen = self.method.paper.chosen(self.config.tricks.model_dump())
+        chosen = self.method.recipe.chosen(self.config.tricks.model_dump())
         if chosen.classwise_head and not self.config.tells("labels"):
             if self.signature.classes is not None:
                 raise ConfigError(f"{self.config.method.name}'s classwise_head: {NEEDS_LABELS}")

@@ -122,7 +122,7 @@ def defaults(name: str) -> dict[str, Any]:
     """What the options of the method of that name are where a file gives none, as far as a file can hold it.
 
     >>> defaults("heterofl")
-    {'scaler': True, 'ordered_dropout': False}
+    {'scaler': True, 'ordered_dropout': False, 'share': 'all'}
     """
     return writable(default_options(_kind(name)))
 

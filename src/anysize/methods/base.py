@@ -79,6 +79,11 @@ class Method(ABC, Generic[State]):
         return ()
 
     @property
+    def recipe(self) -> Tricks:
+        """The tricks of an experiment that names none: the paper's, unless an option stands for another paper's."""
+        return self.paper
+
+    @property
     def needs_simulation(self) -> bool:
         """Whether clients are sent more than they can afford, as an upper bound; real devices refuse it."""
         return False

@@ -29,12 +29,12 @@ Departures:
 - In linear and recurrent layers (k = 1), R2 is at most 15/16 of the length R1 of a basis vector: more vectors cannot be
   orthogonal, and as many would save nothing. 15/16 is what the paper's parameter counts imply. Convolutions have the R2
   that is asked for, even above R1 k^2 as in Fig. 7c at 75 %.
-- Coefficients start with the variance that gives the composed weight that of the network's own start, layer by layer and
-  gate by gate (`first_spreads`). The law is the same in mean and variance only: R2 vectors for R1 k^2 entries cannot
-  make entries independent, and where a start has a structure (identity, orthogonal rows, a mean), that is lost. The
-  authors' networks start at the scale of their own width, as [tricks] rescaled_init = false does; their ResNet's
-  coefficients have variance 2 / T, whatever that makes of the composed weight. From pretrained weights, the basis starts
-  with their principal directions and every width's coefficients with the nearest fit to its slice.
+- Coefficients start with the variance that gives the composed weight that of the network's own start, layer by layer
+  and gate by gate (`first_spreads`). Only mean and variance are the same: R2 vectors for R1 k^2 entries cannot make the
+  entries independent, and a start with a structure (identity, orthogonal rows, a mean) loses it. The authors' networks
+  start at the scale of their own width, as with [tricks] rescaled_init = false; their ResNet's coefficients have
+  variance 2 / T, whatever that makes of the composed weight. From pretrained weights, the basis starts with their
+  principal directions and every width's coefficients with the nearest fit to its slice.
 - The authors' code always mixes (a convolution with the basis, then a 1 x 1 one); which way is faster depends on the
   shapes, so a layer is computed the way that `elastic.basis.mixing_pays` says.
 - `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate` are not in the paper:
@@ -356,7 +356,7 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         random = generator(context.seed, "coefficients", name, _key(drawn))
         whole = random_coefficients(outputs, inputs // basis.shape[1], basis, random)
         rows = within(context.axes, name, context.axes.kept(width), context.axes.kept(drawn))[0]
-        part = take(whole, (rows,))[:, : weight.shape[1] // basis.shape[1]]
+        part = take(whole, (rows, None, None))[:, : weight.shape[1] // basis.shape[1]]
         return part * first_spreads(context, name, width)[:, None, None]
 
     def _shared(self, context: Context) -> list[str]:

@@ -20,22 +20,43 @@ convolution and its batch-norm if the two are neighbours in one container, since
 authors scale in training only and let the statistics of batch-norm absorb it in tests. Here a small network always
 scales, and customising folds the scaler into its weights: without batch-norm it would otherwise not be the network that
 was trained.
+
+`share = "convolutions"` is the pruning baseline of the FLANC authors (Mei et al., NeurIPS 2022), which their repository
+holds as bytecode only: inner convolutions are slices of one network, all else belongs to a width and is averaged over
+its clients, with plain cross-entropy, tracked batch-norm and no scaler (`scaler = false`). Theirs counts the holders of
+a convolution at [:out, :out] instead of [:out, :in], so that entries are divided by the wrong number where a layer's
+inputs are not its outputs; here every entry is divided by its holders. Theirs leaves the first stage of a ResNet to
+each width too; here its convolutions are slices like the others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor, nn
 
 from anysize.elastic.scaling import folded, scaled
 from anysize.elastic.skeleton import fill
-from anysize.elastic.views import Nested
+from anysize.elastic.slicing import take
+from anysize.elastic.views import Nested, within
 from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, cut, nested, nested_parts, sub_model, widths_up_to
+from anysize.methods.factorising import inner_weights
+from anysize.methods.kit import (
+    checked,
+    class_weights,
+    cut,
+    first_tensors,
+    nested,
+    nested_parts,
+    sub_model,
+    trained_parameters,
+    widths_up_to,
+)
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
@@ -45,9 +66,10 @@ from anysize.wire import Json, Tensors
 
 @dataclass(frozen=True)
 class HeteroFLState:
-    """The full network's tensors."""
+    """The full network's tensors that widths share as slices, and for each width those that belong to it."""
 
     tensors: Tensors
+    own: dict[str, Tensors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,23 +81,47 @@ class HeteroFL(Method[HeteroFLState]):
             activations as large as those that its parts were trained on.
         ordered_dropout: for every batch a client trains a random one of the trained widths up to its own (Horváth et
             al. 2021), instead of always its own.
+        share: which tensors are slices of one network: "all", or inner "convolutions" alone, with a copy of the rest
+            for each width (the pruning baseline of FLANC's authors; they have no scaler).
     """
 
     scaler: bool = True
     ordered_dropout: bool = False
+    share: Literal["all", "convolutions"] = "all"
 
     summary = "prefix slices of one network, averaged entry by entry (Diao et al. 2021)"
     paper = Tricks(masked_loss=True, classwise_head=True, batch_norm="calibrated", weighting="clients")
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.share not in ("all", "convolutions"):
+            problems.append(f"share = '{self.share}'; allowed: 'all', 'convolutions'")
+        if self.ordered_dropout and self.share == "convolutions":
+            problems.append("ordered_dropout together with share = 'convolutions'; choose one of the two")
+        if problems:
+            raise MethodError("heterofl: " + "; ".join(problems))
+
+    @property
+    def recipe(self) -> Tricks:
+        return self.paper if self.share == "all" else Tricks(weighting="clients")
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes
 
     def init(self, context: Context) -> HeteroFLState:
-        return HeteroFLState(dict(context.start()))
+        if self.share == "all":
+            return HeteroFLState(dict(context.start()))
+        shared = shared_convolutions(context)
+        widths = widths_up_to(context, context.largest.width)
+        first = {_key(width): first_tensors(context, width) for width in widths}
+        return HeteroFLState(
+            {name: context.start()[name] for name in shared},
+            {width: {n: t for n, t in tensors.items() if n not in shared} for width, tensors in first.items()},
+        )
 
     def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
         width = client.size.width
-        tensors = cut(context, state.tensors, width)
+        tensors = cut(context, state.tensors, width) | state.own.get(_key(width), {})
         return sub_model(client, {f"{self._prefix}{name}": t for name, t in tensors.items()}, width=width)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
@@ -95,12 +141,22 @@ class HeteroFL(Method[HeteroFLState]):
 
     def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
         mean = StreamingMean(state.tensors, context.axes.head)
+        own = {width: StreamingMean(tensors, context.axes.head) for width, tensors in state.own.items()}
         for update in checked(context, updates):
-            kept = context.axes.kept(update.width)
+            kept, weight, classes = (
+                context.axes.kept(update.width),
+                update.weight(context.tricks),
+                class_weights(context, update),
+            )
             tensors = {name.removeprefix(self._prefix): tensor for name, tensor in update.tensors.items()}
-            index = {name: context.axes.index(name, kept) for name in tensors}
-            mean.add(tensors, update.weight(context.tricks), index, class_weights(context, update))
-        return HeteroFLState(mean.result())
+            if own:
+                if _key(update.width) not in own:
+                    raise MethodError(f"heterofl: an update has width {update.width}; allowed: {', '.join(own)}")
+                rest = {name: tensor for name, tensor in tensors.items() if name not in state.tensors}
+                own[_key(update.width)].add(rest, weight, classes=classes)
+                tensors = {name: tensor for name, tensor in tensors.items() if name in state.tensors}
+            mean.add(tensors, weight, {name: context.axes.index(name, kept) for name in tensors}, classes)
+        return HeteroFLState(mean.result(), {width: each.result() for width, each in own.items()})
 
     def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
         if not 0 < size.width <= context.largest.width:
@@ -108,11 +164,19 @@ class HeteroFL(Method[HeteroFLState]):
                 f"heterofl: width {size.width:g} was asked for; this fleet trained widths up to "
                 f"{context.largest.width:g}"
             )
-        network = fill(context.skeleton(size.width), cut(context, state.tensors, size.width))
+        tensors = cut(context, state.tensors, size.width) | _nearest(context, state, size.width)
+        network = fill(context.skeleton(size.width), tensors)
         return folded(context.axes, network, size.width) if self.scaler else network
 
     def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
-        return nested_parts(context, ticket)
+        if self.share == "all":
+            return nested_parts(context, ticket)
+        largest = context.largest.width if ticket is None else float(ticket["width"])
+        widths = widths_up_to(context, largest)
+        counts = [_convolution_parameters(context, width) for width in widths]
+        parts = {f"{width:g}": count - inner for width, count, inner in zip(widths, counts, [0, *counts])}
+        rest = {w: trained_parameters(context.skeleton(w)) - count for w, count in zip(widths, counts)}
+        return parts | {f"rest of {w:g}": count for w, count in rest.items() if ticket is None or w == largest}
 
     @property
     def _prefix(self) -> str:
@@ -122,3 +186,32 @@ class HeteroFL(Method[HeteroFLState]):
     def _scaled(self, context: Context, network: nn.Module, width: float) -> nn.Module:
         """The network, changed in place: its narrowed layers divide their outputs by its width."""
         return scaled(context.axes, network, width) if self.scaler else network
+
+
+def shared_convolutions(context: Context) -> set[str]:
+    """The weights that all widths share if only inner convolutions are slices; refuses a network that has none."""
+    shared = {name for name in inner_weights(context) if len(context.axes.shapes[name]) > 2}
+    if not shared:
+        raise MethodError(
+            "heterofl: share = 'convolutions', but the model has no convolution whose inputs and outputs both change "
+            "with the width (1 x 1 convolutions do not count); widths would share nothing. Take share = 'all'"
+        )
+    return shared
+
+
+def _nearest(context: Context, state: HeteroFLState, width: float) -> Tensors:
+    """The tensors that belong to a width; of a width that was never trained, parts of the next larger one's."""
+    if not state.own:
+        return {}
+    nearest = min(trained for trained in map(float, state.own) if trained >= width)
+    small, large = context.axes.kept(width), context.axes.kept(nearest)
+    return {n: take(t, within(context.axes, n, small, large)) for n, t in state.own[_key(nearest)].items()}
+
+
+def _convolution_parameters(context: Context, width: float) -> int:
+    shapes = (context.axes.shape(name, context.axes.kept(width)) for name in shared_convolutions(context))
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _key(width: float) -> str:
+    return repr(float(width))
