@@ -192,7 +192,7 @@ def test_an_old_directory_is_resumed_to_what_it_would_have_been(old: Path, file:
     losses = {size: metrics["loss"] for size, metrics in last["metrics"].items()}
     assert {"train loss": last["train_loss"], **losses} == pytest.approx(SECOND_ROUND, rel=1e-5)
     assert not [event for event in events if event["event"] == "notice"]
-    assert written(old)["method"] == {"name": "heterofl", "scaler": True, "ordered_dropout": False}
+    assert written(old)["method"] == {"name": "heterofl", "scaler": True, "ordered_dropout": False, "share": "all"}
     assert written(old)["tricks"]["weighting"] == "clients"
 
 
@@ -405,6 +405,7 @@ def test_defaults_of_ones_own_code_are_written_as_far_as_a_file_can_hold_them(ow
         "name": "mine_with_defaults:Mine",
         "scaler": True,
         "ordered_dropout": False,
+        "share": "all",
         "factors": [0.5, 2.0],
         "names": ["a"],
     }
@@ -442,7 +443,7 @@ def test_live_objects_stay_live(tmp_path: Path) -> None:
     found = written(run.directory)
     assert found["data"]["name"].startswith("live:")
     assert found["model"]["name"].startswith("live:")
-    assert found["method"] == {"name": "heterofl", "scaler": False, "ordered_dropout": False}
+    assert found["method"] == {"name": "heterofl", "scaler": False, "ordered_dropout": False, "share": "all"}
     assert found["tricks"] == dataclasses.asdict(HeteroFL.paper)
     before = content(run.directory)["state.safetensors"]
     experiment().run(tmp_path / "run", resume=True)

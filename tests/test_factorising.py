@@ -12,6 +12,7 @@ from anysize.data import Data
 from anysize.experiment.plan import plan
 from anysize.methods import FLANC, FedHM, Method, OrigDrop, PriSM
 from anysize.runs.experiment import Experiment
+from anysize.testing import check_method
 
 FACTORISING: dict[str, Method[Any]] = {"flanc": FLANC(), "prism": PriSM(), "fedhm": FedHM()}
 
@@ -94,6 +95,17 @@ def test_a_plan_says_how_little_of_a_network_is_factorised(name: str) -> None:
     assert notice.startswith(f"{name}: {inner} of {total:,} trained parameters are factorised ({inner / total:.0%})")
     assert f"{64 * 8} in 1 x 1 convolutions" in notice
     assert "depthwise" not in notice
+
+
+def test_flanc_composes_1_x_1_convolutions_where_asked_and_says_what_that_gains() -> None:
+    pointwise = 16 * 8 + 32 * 16
+    (notice,) = notices(FLANC(), separable())
+    assert notice.endswith(f"method.compose_pointwise = true composes {pointwise} more, those of 1 x 1 convolutions")
+    (notice,) = notices(FLANC(compose_pointwise=True), separable())
+    assert f"flanc: {pointwise} of " in notice
+    assert "compose_pointwise" not in notice
+    four = nn.Sequential(*list(separable())[:-1], nn.Linear(32, 4))
+    check_method(FLANC(compose_pointwise=True, basis_inputs=0.5), four, whole_runs=False)
 
 
 @pytest.mark.parametrize("name", FACTORISING)

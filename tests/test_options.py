@@ -89,6 +89,8 @@ def test_options_that_exclude_each_other_are_refused_in_python_and_from_a_file()
         m.FLANC(**options)
     with pytest.raises(ConfigError, match="ordered_dropout together with share_dense"):
         m.make("flanc", options)
+    with pytest.raises(ConfigError, match="ordered_dropout together with average = 'products'"):
+        m.make("flanc", {"ordered_dropout": True, "average": "products"})
 
 
 # Methods of one's own -----------------------------------------------------------------------------

@@ -13,24 +13,29 @@ from anysize.methods.context import Context
 _LITTLE = 0.5  # of the trained parameters, below which a method says how few it factorises
 
 
-def inner_weights(context: Context) -> list[str]:
-    """Trained weights whose outputs change with the width and whose inputs are a layer's; no 1 x 1 convolutions.
+def inner_weights(context: Context, pointwise: bool = False) -> list[str]:
+    """Trained weights whose outputs change with the width and whose inputs are a layer's.
 
     These are what methods write in another form; a stem, projections, the classifier, norms and biases are left alone.
+
+    Args:
+        context: of the experiment.
+        pointwise: include 1 x 1 convolutions, projections too.
     """
-    return [name for name, kind in _left_alone(context).items() if kind is None]
+    return [name for name, kind in _left_alone(context, pointwise).items() if kind is None]
 
 
-def factorising_notices(context: Context, method: str, rest: str) -> list[str]:
+def factorising_notices(context: Context, method: str, rest: str, pointwise: bool = False) -> list[str]:
     """One line where less than half of the trained parameters are factorised, and none elsewhere.
 
     Args:
         context: of the experiment.
         method: its name.
         rest: what the method does with all that it does not factorise.
+        pointwise: whether it factorises 1 x 1 convolutions.
     """
     counts: Counter[str | None] = Counter()
-    for name, kind in _left_alone(context).items():
+    for name, kind in _left_alone(context, pointwise).items():
         counts[kind] += context.template.get_parameter(name).numel()
     total, factorised = counts.total(), counts.pop(None, 0)
     if factorised >= _LITTLE * total:
@@ -42,18 +47,20 @@ def factorising_notices(context: Context, method: str, rest: str) -> list[str]:
     ]
 
 
-def _left_alone(context: Context) -> dict[str, str | None]:
+def _left_alone(context: Context, pointwise: bool) -> dict[str, str | None]:
     """By name, every trained parameter: the kind for which it is left alone, or None for an inner weight."""
     members = {(member.name, member.axis) for group in context.axes.groups for member in group.members}
     trained = {name: p.shape for name, p in context.template.named_parameters() if p.requires_grad}
-    return {name: _kind(context, name, shape, members) for name, shape in trained.items()}
+    return {name: _kind(context, name, shape, members, pointwise) for name, shape in trained.items()}
 
 
-def _kind(context: Context, name: str, shape: Sequence[int], members: Collection[tuple[str, int]]) -> str | None:
+def _kind(
+    context: Context, name: str, shape: Sequence[int], members: Collection[tuple[str, int]], pointwise: bool
+) -> str | None:
     layer = context.template.get_submodule(name.rpartition(".")[0])
     if len(shape) < 2:
         return "norms and biases"
-    if len(shape) > 2 and math.prod(shape[2:]) == 1:
+    if len(shape) > 2 and math.prod(shape[2:]) == 1 and not pointwise:
         return "1 x 1 convolutions"
     if not context.axes.elastic(name, 0):
         embeds = isinstance(layer, nn.Embedding | nn.EmbeddingBag)

@@ -15,10 +15,10 @@ Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonal
 `FLANC.aggregate`.
 
 What is composed: every trained weight with at least two axes whose outputs change with the width and whose inputs are
-another layer's outputs, except 1 x 1 convolutions: convolutions, linear, recurrent and attention weights. The rest of a
-width's network (norm layers, biases, the classifier, projections, frozen weights) is dense, belongs to the width and is
-averaged over its clients. All widths share a layer that no width changes, such as a stem that is kept whole; it is
-averaged over all clients.
+another layer's outputs, except 1 x 1 convolutions (`compose_pointwise` composes them too): convolutions, linear,
+recurrent and attention weights. The rest of a width's network (norm layers, biases, the classifier, projections, frozen
+weights) is dense, belongs to the width and is averaged over its clients. All widths share a layer that no width
+changes, such as a stem that is kept whole; it is averaged over all clients.
 
 Departures:
 - The paper gives no value for lambda and does not say how the entries are reduced; the authors' code has 10 times the
@@ -37,8 +37,8 @@ Departures:
   principal directions and every width's coefficients with the nearest fit to its slice.
 - The authors' code always mixes (a convolution with the basis, then a 1 x 1 one); which way is faster depends on the
   shapes, so a layer is computed the way that `elastic.basis.mixing_pays` says.
-- `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate` are not in the paper:
-  experiments/flanc/study.md says what they change.
+- `compose_pointwise`, `share_dense`, `start = "nested"`, `average = "products"`, `basis_rate` and `coefficients_rate`
+  are not in the paper: experiments/flanc/study.md says what most of them change.
 - A width that was never trained is a slice of the largest trained network: where the slice holds whole fragments it
   lies in the span of the basis already, so projecting it on the basis changes nothing.
 """
@@ -127,6 +127,8 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         basis_inputs: R1 as a fraction of a layer's full inputs, lowered to a divisor of every trained input width.
         basis_size: R2 as a fraction of a layer's full outputs.
         layers: other fractions for some weights: a pattern of names -> { basis_inputs = ..., basis_size = ... }.
+        compose_pointwise: compose 1 x 1 convolutions too, for networks made of depthwise and 1 x 1 ones; the authors
+            leave them dense.
         share_unscaled: layers that no width changes are averaged over all clients instead of per width.
         ordered_dropout: for every batch a client trains a random one of the trained widths up to its own (Horváth et
             al. 2021); it receives and sends the coefficients of all of them.
@@ -147,6 +149,7 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
     basis_inputs: Part = 0.125
     basis_size: Part = 0.25
     layers: Layers = field(default_factory=dict)
+    compose_pointwise: bool = False
     share_unscaled: bool = True
     ordered_dropout: bool = False
     execution: Way = "auto"
@@ -164,6 +167,8 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
     def conflicts(self) -> Iterable[str]:
         if self.ordered_dropout and self.share_dense:
             yield "ordered_dropout together with share_dense; choose one of the two"
+        if self.ordered_dropout and self.average == "products":
+            yield "ordered_dropout together with average = 'products': a client's widths share one basis; choose one"
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes
@@ -308,7 +313,12 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
 
     def notices(self, context: Context) -> list[str]:
         rest = "one network of which widths have slices" if self.share_dense else "a network of its own for each width"
-        return factorising_notices(context, "flanc", f"the rest is {rest}") + [
+        notes = factorising_notices(context, "flanc", f"the rest is {rest}", self.compose_pointwise)
+        more = set(inner_weights(context, pointwise=True)) - set(inner_weights(context, self.compose_pointwise))
+        if notes and more:
+            count = sum(context.template.get_parameter(name).numel() for name in more)
+            notes[0] += f". method.compose_pointwise = true composes {count:,} more, those of 1 x 1 convolutions"
+        return notes + [
             f"flanc: {name}: basis_inputs gives R1 = {f.asked}, which does not divide every trained input width; "
             f"R1 = {f.inputs}"
             for name, f in self.factors(context).items()
@@ -317,7 +327,7 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
 
     def factors(self, context: Context) -> dict[str, Factors]:
         """R1 and R2 of every weight that is composed."""
-        names = inner_weights(context)
+        names = inner_weights(context, self.compose_pointwise)
         problems = [
             unknown("weight in flanc's layers", pattern, names)
             for pattern in self.layers

@@ -92,14 +92,9 @@ class HeteroFL(Method[HeteroFLState]):
     summary = "prefix slices of one network, averaged entry by entry (Diao et al. 2021)"
     paper = Tricks(masked_loss=True, classwise_head=True, batch_norm="calibrated", weighting="clients")
 
-    def __post_init__(self) -> None:
-        problems = []
-        if self.share not in ("all", "convolutions"):
-            problems.append(f"share = '{self.share}'; allowed: 'all', 'convolutions'")
+    def conflicts(self) -> Iterable[str]:
         if self.ordered_dropout and self.share == "convolutions":
-            problems.append("ordered_dropout together with share = 'convolutions'; choose one of the two")
-        if problems:
-            raise MethodError("heterofl: " + "; ".join(problems))
+            yield "ordered_dropout together with share = 'convolutions'; choose one of the two"
 
     @property
     def recipe(self) -> Tricks:
