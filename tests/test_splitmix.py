@@ -474,7 +474,7 @@ def test_domains_are_tested_apart_and_together() -> None:
     whole = on_test(context, SplitMix(), state, data.test, {}, 500)["1.0"]
     assert apart["accuracy"] == pytest.approx((10 * apart["accuracy/a"] + 30 * apart["accuracy/b"]) / 40)
     assert apart["accuracy"] == pytest.approx(whole["accuracy"])
-    with pytest.raises(DataError, match="has no groups"):
+    with pytest.raises(DataError, match="has no data groups"):
         on_test(context, SplitMix(), state, data.train, {}, 500, by_domain=True)
 
 

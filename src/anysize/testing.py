@@ -95,7 +95,7 @@ class Trial:
         return perform(self.context.for_client(), self.method, self.extract(client), share)
 
     def trained(self) -> list[Update]:
-        """The updates of all clients after local training, in memory of their own: a law may find them changed."""
+        """The updates of all clients after local training, as copies: a law may find them changed."""
         if not self._trained:
             self._trained.extend(self.train(client) for client in self.clients())
         return [replace(update, tensors=copies(update.tensors)) for update in self._trained]
@@ -107,7 +107,7 @@ class Trial:
         return replace(update, ticket=update.ticket | {"samples": client.samples, "loss": 0.0, "classes": None})
 
     def short(self, rounds: int = 2) -> Experiment:
-        """The experiment anew, with a few short rounds, each evaluated on the test set and on clients."""
+        """The experiment again, with a few short rounds, each evaluated on the test set and on clients."""
         return self.again(
             rounds=rounds,
             evaluate_every=1,

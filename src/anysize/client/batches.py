@@ -17,14 +17,14 @@ from anysize.methods.messages import SubModel
 from anysize.methods.training import Batch
 from anysize.rng import generator
 
-_AHEAD = 16  # batches that are gathered at once
+_AHEAD = 16  # batches that are gathered together
 
 
 def local_batches(context: Context, sub_model: SubModel, part: Part) -> Iterator[Batch]:
     """The batch of each local step, on the context's device.
 
-    Several are gathered and converted at once and then handed out as views: one gather of many samples costs less than
-    many of a few.
+    Several batches are gathered and converted together and yielded as views: one large gather costs less than many
+    small ones.
     """
     changes = generator(*names_of(sub_model), "augment")
     indices = steps(len(part), context, generator(*names_of(sub_model), "batches"))
@@ -53,9 +53,9 @@ def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[T
 
 
 def batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """The indices of `order` in batches, none of one sample, since that has no batch statistics.
+    """The indices of `order` in batches of at least two samples, since one sample has no batch statistics.
 
-    A last batch of one joins the one before it; a single sample stands twice in its batch.
+    A last batch of one joins the batch before it; a single sample occurs twice in its batch.
 
     >>> [len(batch) for batch in batches(torch.arange(7), 3)], batches(torch.tensor([4]), 3)
     ([3, 4], [tensor([4, 4])])

@@ -46,7 +46,7 @@ _CLIP_EPSILON = 1e-6  # as in torch's own clip_grad_norm_
 
 
 def stacks(sub_models: Iterable[SubModel], limit: int, samples: Callable[[int], int]) -> Iterator[SubModel]:
-    """The sub-models in the same order, neighbours of one kind stacked; one without such neighbours stays alone."""
+    """The sub-models in the same order, with neighbours of one kind stacked; others stay alone."""
     for _, alike in groupby(sub_models, lambda sub_model: _kind(sub_model, samples)):
         while together := list(islice(alike, limit)):
             yield stack(together) if len(together) > 1 else together[0]

@@ -1,4 +1,4 @@
-"""What was sent, on disk until the answers are judged: a server's memory must not grow with a round's clients."""
+"""Sent tensors, on disk until their answers are checked: a server's memory must not grow with a round's clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anysize.wire import Json, load
 
 
 class Spool:
-    """Blobs in a folder of their own, equal ones once.
+    """Blobs in a temporary folder; equal blobs are stored once.
 
     >>> from anysize.wire import dump
     >>> with Spool() as spool:
@@ -24,7 +24,7 @@ class Spool:
         self._folder = tempfile.TemporaryDirectory(prefix="anysize-sent-")
 
     def put(self, blob: bytes) -> str:
-        """Keeps a blob and gives its name."""
+        """Store a blob, and return its name."""
         name = hashlib.sha256(blob).hexdigest()
         file = Path(self._folder.name) / name
         if not file.exists():

@@ -27,7 +27,7 @@ from anysize.methods.size import Size
 from anysize.methods.training import Batch
 from anysize.wire import Json
 
-_MARGIN = 0.8  # of the free memory that is counted on: others want some too
+_MARGIN = 0.8  # of the free memory that training may use: other processes need some too
 _CAPACITIES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -36,12 +36,12 @@ class Timing:
     """One size on this machine.
 
     Attributes:
-        label: of the size.
-        capacity: of which it is the size.
-        memory_bytes: what training it takes.
+        label: the size's label.
+        capacity: the capacity that trains this size.
+        memory_bytes: the memory that training takes.
         step_seconds: of one training step; None if it was not tried, for lack of memory.
-        macs_per_second: multiply-adds of training in a second; None if it was not tried.
-        round_seconds: of a round's steps and messages; None if it was not tried.
+        macs_per_second: multiply-adds of training per second; None if it was not tried.
+        round_seconds: the time of a round's steps and messages; None if it was not tried.
         fits: whether memory and time allow it.
     """
 
@@ -59,8 +59,8 @@ class Measurement:
     """What a machine can do for an experiment.
 
     Attributes:
-        memory_bytes: how much memory was free; None if that cannot be found out.
-        timings: of each size, smallest first.
+        memory_bytes: how much memory was free; None if unknown.
+        timings: one for each size, smallest first.
     """
 
     memory_bytes: int | None
@@ -89,7 +89,7 @@ def measure(
     seconds: float | None = None,
     memory_bytes: int | None = None,
 ) -> Measurement:
-    """Times a training step of each size that the experiment trains, as long as memory allows.
+    """Time a training step of each size that the experiment trains and memory allows.
 
     Args:
         experiment: whose method, model, task and training count.

@@ -22,7 +22,7 @@ from anysize.server.asking import asking, client_of, draws
 
 
 def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
-    """Statistics of a size that was never trained, by passes of the customised network itself; `batches` is re-read."""
+    """Statistics of a size that was never trained, from passes of the customised network over `batches`."""
     network = without_statistics(method.customize(context, state, size))
     for _ in range(CALIBRATION_PASSES):
         statistics = collect(network, batches)
@@ -45,8 +45,8 @@ def calibrated(
 ) -> dict[str, Statistics]:
     """Batch-norm statistics per size label, or of a mixture per member; empty if none are needed.
 
-    Each is estimated by up to `count` clients that can run it, on all of their training samples or on `samples` of
-    them. A client that does not answer is put into `missing` and not asked again; what nobody answers for is left out.
+    Up to `count` clients that can run a size estimate its statistics, on all their training samples or on `samples` of
+    them. Clients that do not answer go into `missing` and get no further messages; sizes without answers are left out.
     """
     if not needs_calibration(context):
         return {}
@@ -79,10 +79,9 @@ def calibrated(
 def _runnable(
     context: Context, method: Method[Any], state: Any, sizes: Sequence[Size]
 ) -> dict[str, tuple[Size, Callable[[Client], SubModel]]]:
-    """What clients run to calibrate these sizes: what a device must hold for it, and what a client receives.
+    """What clients run to calibrate these sizes: the size that a device must be able to run, and the message.
 
-    Members of a mixture are all of the smallest size; otherwise every size is run whole, the largest, the longest work,
-    first.
+    Members of a mixture all have the smallest size. Other networks run whole, the largest first: it takes longest.
     """
     if isinstance(method, Mixture):
         names = dict.fromkeys(name for size in sizes for name in method.members(context, state, size))
@@ -93,7 +92,7 @@ def _runnable(
 def able(
     context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], size: Size, round: int, count: int
 ) -> list[int]:
-    """Up to `count` clients whose devices can run `size`, drawn anew every round; in a simulation any, if none can."""
+    """Up to `count` clients whose devices can run `size`, drawn every round; in a simulation any, if none can."""
     order = draws(context, fleet, round, count, "calibration")
     chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(size)]
     anybody = order if fleet.present is None else []  # a real device refuses what it cannot run

@@ -1,4 +1,4 @@
-"""Measuring a state at every size: on the server's test set, under attack, and on clients' held-out data."""
+"""Measuring a state at every size: on the server's test set, under attack, and on the clients' holdouts."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def on_test(
     by_domain: bool = False,
     engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
-    """The metrics of every size on `part`, the same wherever they are measured: here, or by an engine's workers.
+    """The metrics of every size on `part`, equal wherever they are measured: here, or by an engine's workers.
 
-    By domain, every data group is measured by itself, here, and its metric is there as "metric/domain".
+    With `by_domain`, this process measures every data group separately, and adds its metric as "metric/domain".
     """
     wanted = sizes if sizes is not None else method.sizes(context)
     subject = Subject(state, statistics)
@@ -83,12 +83,12 @@ def domains(part: Part) -> dict[str, SubsetPart]:
     """The samples of each data group (domain, writer), by its name."""
     groups = groups_of(part)
     if groups is None:
-        raise DataError("evaluation.by_domain = true, but the test data has no groups; set it to false")
+        raise DataError("evaluation.by_domain = true, but the test data has no data groups; set it to false")
     return {str(name): SubsetPart(part, (groups == name).nonzero()[0]) for name in np.unique(groups)}
 
 
 def _of_domains(context: Context, sums: Mapping[str, Sums]) -> dict[str, float]:
-    """The metrics over all domains, and the main one of each."""
+    """The metrics over all domains, and the main metric of each domain."""
     metric = context.task.metric
     total: Sums = {}
     for own in sums.values():
@@ -114,7 +114,7 @@ def under_attack(
     options: EvaluationConfig,
     sizes: Sequence[Size] | None = None,
 ) -> dict[str, list[Json]]:
-    """Per size, one entry for every level of robustness: the metric on clean samples and on the same under attack."""
+    """Per size, an entry for every level of robustness: the metric on clean samples and on the same under attack."""
     some, metric = shuffled(part, options.attack_samples), context.task.metric
     found: dict[str, list[Json]] = {}
     for size in sizes if sizes is not None else method.sizes(context):
@@ -132,7 +132,7 @@ def under_attack(
 def levels_to_measure(
     context: Context, method: Method[Any], size: Size, options: EvaluationConfig
 ) -> list[float | None]:
-    """The levels of robustness to measure: those asked for, as far as the method has them; None for no choice."""
+    """The levels of robustness to measure: the requested ones that the method offers; None if it offers no choice."""
     levels = levels_of(method, context)
     if levels is None:
         return [None]
@@ -167,7 +167,7 @@ def on_clients(
     batch_size: int = 500,
     missing: list[Absence] | None = None,
 ) -> list[Json]:
-    """One row per client that answers: its metrics on its own held-out share at the size that its device runs."""
+    """One row per client that answers: its metrics on its holdout, at the size that its device runs."""
     ids = _asked(context, fleet, round, count)
     groups = {client: fleet.group_of(client, round) for client in ids}
 
@@ -197,7 +197,7 @@ def judged(
     message: Callable[[Client], SubModel],
     missing: list[Absence] | None = None,
 ) -> dict[str, float]:
-    """The metrics of the network that `message` gives each client, over the held-out samples of all, or of `count`."""
+    """The metrics of the network that `message` sends each client, over the holdouts of all clients, or of `count`."""
     ids = _asked(context, fleet, round, count)
     clients = [Client(c, i, context.sizes[0], round, 0, context.seed, "evaluate") for i, c in enumerate(ids)]
     messages = (message(client) for client in clients)
@@ -207,14 +207,14 @@ def judged(
         add(total, update.ticket["sums"])
     if not total:
         raise AnysizeError(
-            f"round {round}: the method asks devices how good parts of it are, and none answered; go on with --resume "
+            f"round {round}: the method evaluates its members on devices, and none answered; go on with --resume "
             "when they are back"
         )
     return context.task.metrics(total)
 
 
 def _asked(context: Context, fleet: Fleet, round: int, count: int | None) -> list[int]:
-    """The clients that are asked about their held-out data: all, or `count` drawn anew every round."""
+    """The clients that evaluate on their holdouts: all, or `count`, drawn every round."""
     if count is None or count >= fleet.clients:
         return list(range(fleet.clients)) if fleet.present is None else sorted(fleet.present)
     return sorted(draws(context, fleet, round, count, "evaluation")[:count])
@@ -242,8 +242,8 @@ def by_group(rows: Sequence[Json], metric: str, higher_is_better: bool) -> dict[
 
 
 def check_attackable(experiment: Experiment) -> None:
-    """Refuses an attack on inputs that are no numbers in [0, 1]."""
+    """Refuse an attack on inputs that are not numbers in [0, 1]."""
     if experiment.signature.tokens:
-        raise ConfigError("evaluation.attack: inputs are tokens, which cannot be moved by a little; leave it out")
+        raise ConfigError("evaluation.attack: inputs are tokens, and no attack moves tokens a little; leave it out")
     if "test" not in experiment.config.evaluation.on:
         raise ConfigError('evaluation.attack: only the server\'s test set is attacked; add "test" to evaluation.on')

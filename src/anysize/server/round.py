@@ -38,7 +38,7 @@ class Tally:
 
     @property
     def train_loss(self) -> float | None:
-        """The clients' mean loss, weighted by their samples, or alike if they do not tell; None if nobody took part."""
+        """The clients' mean loss, weighted by their samples, or by 1 if they do not tell; None if nobody took part."""
         weights = [1 if client["samples"] is None else client["samples"] for client in self.clients]
         total = sum(client["loss"] * weight for client, weight in zip(self.clients, weights))
         return total / sum(weights) if weights else None

@@ -52,7 +52,7 @@ class _Worker:
 
 @dataclass
 class _Task:
-    """One client's work, or an shard: its place in the order, its slot, what was sent, and what to call it."""
+    """One client's work, or a shard: its place in the order, its slot, what was sent, and what to call it."""
 
     position: int
     slot: int
