@@ -41,7 +41,7 @@ from anysize.methods import FLANC, HeteroFL
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.kit import sub_model
-from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.messages import Client, SubModel, Ticket, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
 from anysize.runs.experiment import Experiment
@@ -82,7 +82,7 @@ def plain_training(made: Experiment, message: SubModel) -> dict[str, torch.Tenso
     """The tensors of one sub-model after an epoch on its client's data, trained by a plain PyTorch loop."""
     context, method = made.context, made.method
     module = method.build(context, message)
-    share = made.shares.share(message.ticket["client"])
+    share = made.shares.share(message.ticket.client)
     x, y = share.train.batch(torch.arange(len(share.train)))
     loader = DataLoader(TensorDataset(to_input(x), y), batch_size=32, shuffle=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -152,8 +152,8 @@ class Idle(Method[IdleState]):
 
 def idle_round(engine: Any, context: Context, method: Idle, state: IdleState, clients: int) -> None:
     """One round of clients that send back what they got."""
-    ticket = {"round": 1, "seed": 0, "size": "1.0", "width": 1.0, "task": "echo"}
-    messages = (SubModel(dict(state.tensors), ticket | {"client": c}) for c in range(clients))
+    tickets = (Ticket(client, 1, 0, "1.0", 1.0, "echo") for client in range(clients))
+    messages = (SubModel(dict(state.tensors), ticket) for ticket in tickets)
     method.aggregate(context, state, engine.perform(messages))
 
 
@@ -187,7 +187,7 @@ def step_by_width() -> dict[str, Any]:
         row = {}
         for size in made.sizes:
             message = made.method.extract(made.context, state, Client(0, 0, size, 1, 320, 0))
-            message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+            message = replace(message, ticket=replace(message.ticket, rate=0.05))
             with one_thread():
                 row[size.label] = best(partial(perform, made.context, made.method, message, few)) / 10 * 1000
         found[type(method).__name__.lower()] = row

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchmarks.bench import plain_training, round_clients, standard_job
 from anysize.client.process import hold_memory
 from anysize.engines.workers.engine import Processes
 from anysize.engines.workers.pool import WorkerPool
-from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.messages import Client, SubModel, Ticket, Update
 from anysize.runs.experiment import Experiment
 from anysize.server.round import run_round
 
@@ -127,12 +127,12 @@ def train(message: Any, context: Any) -> Any:
     """One client: the sub-model that came, trained as one writes it without a framework."""
     from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-    ticket = json.loads(message.content["config"]["ticket"])
-    made = _known(ticket["method"])
+    told = message.content["config"]
+    made, ticket = _known(told["method"]), Ticket.from_json(json.loads(told["ticket"]))
     sub_model = SubModel(dict(message.content["arrays"].to_torch_state_dict()), ticket)
-    trained = plain_training(made, sub_model)
-    ticket |= {"samples": made.shares.samples(ticket["client"])}
-    content = {"arrays": ArrayRecord(trained), "config": ConfigRecord({"ticket": json.dumps(ticket)})}
+    update = Update(plain_training(made, sub_model), ticket, samples=made.shares.samples(ticket.client))
+    note = ConfigRecord({"note": json.dumps(update.to_json())})
+    content = {"arrays": ArrayRecord(update.tensors), "config": note}
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -166,8 +166,9 @@ def _messages(nodes: list[int], made: Experiment, state: Any, clients: list[Clie
     for client in clients:
         sub_model = made.method.extract(made.context, state, client)
         record = records.setdefault(client.size.label, ArrayRecord(dict(sub_model.tensors)))
-        ticket = sub_model.ticket | {"method": made.config.method.name}
-        content = RecordDict({"arrays": record, "config": ConfigRecord({"ticket": json.dumps(ticket)})})
+        ticket = json.dumps(replace(sub_model.ticket, rate=_RATE).to_json())
+        told = ConfigRecord({"ticket": ticket, "method": made.config.method.name})
+        content = RecordDict({"arrays": record, "config": told})
         yield Message(content, dst_node_id=nodes[client.id], message_type=MessageType.TRAIN)
 
 
@@ -176,7 +177,7 @@ def _update(answer: Any) -> Update:
     if answer.has_error():
         raise RuntimeError(f"a client failed on Flower: {answer.error.reason}")
     tensors = answer.content["arrays"].to_torch_state_dict()
-    return Update(dict(tensors), json.loads(answer.content["config"]["ticket"]))
+    return Update.from_json(dict(tensors), json.loads(answer.content["config"]["note"]))
 
 
 def _nodes(grid: Any, count: int) -> list[int]:

@@ -93,7 +93,7 @@ def server_seconds(made: Experiment) -> dict[str, float]:
     client = Client(0, 0, Size(KEEP), 1, SAMPLES, 0)
     message = method.extract(context, state, client)
     update = method.pack(method.build(context, message), message)
-    update = replace(update, ticket=update.ticket | {"samples": SAMPLES, "loss": 0.0, "classes": None})
+    update = replace(update, samples=SAMPLES, loss=0.0)
 
     def average(count: int) -> float:
         return seconds(lambda: rarely.aggregate(context, state, iter([update] * count)))

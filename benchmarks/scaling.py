@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,15 @@ def one_round(made: Experiment, state: Any, count: int) -> tuple[float, int]:
             began = time.process_time()
             size = context.sizes[client % len(context.sizes)]
             cut = method.extract(context, state, Client(client, client, size, 1, 1, 0))
-            ticket = cut.ticket | {"task": "train", "rate": 0.1}
+            ticket = replace(cut.ticket, rate=0.1)
             down = dump(cut.tensors, {})
             spent += time.process_time() - began
             there = SubModel(load(down)[0], ticket)
             packed = method.pack(method.build(context, there), there)
             up = dump({name: tensor.detach() for name, tensor in packed.tensors.items()}, {})
-            told = packed.ticket | {"samples": None, "loss": 1.0, "classes": None}
+            told = replace(packed, loss=1.0).to_json()
             began = time.process_time()
-            update = guard(SubModel(load(down)[0], ticket), Update(load(up)[0], told))
+            update = guard(SubModel(load(down)[0], ticket), load(up)[0], told)
             assert isinstance(update, Update), update
             spent += time.process_time() - began
             yield update

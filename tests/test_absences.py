@@ -13,7 +13,7 @@ from anysize.devices.fleet import Fleet, enrolled, open_fleet
 from anysize.engines.base import Absence, Engine
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError
-from anysize.methods.messages import SubModel, Update
+from anysize.methods.messages import SubModel, Ticket, Update
 from anysize.report import write
 from anysize.runs.events import status
 from anysize.runs.experiment import Experiment
@@ -34,7 +34,7 @@ class Flaky(Engine):
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
         for sub_model in sub_models:
             if self._silent(sub_model.ticket):
-                yield Absence(int(sub_model.ticket["client"]), "too late")
+                yield Absence(sub_model.ticket.client, "too late")
             else:
                 yield from self._engine.perform([sub_model])
 
@@ -53,7 +53,7 @@ def test_a_round_without_a_client_is_the_round_that_never_asked_it(method: str) 
     state = made.method.init(made.context)
     clients = [c for c in _clients(made) if c.id != 2]
     without, _ = run_round(made.context, made.method, state, clients, _inside(made), 0.05)
-    engine = Flaky(made, {}, lambda ticket: ticket["client"] == 2)
+    engine = Flaky(made, {}, lambda ticket: ticket.client == 2)
     found, tally = run_round(made.context, made.method, state, _clients(made), engine, 0.05)
     assert bits(found) == bits(without)
     assert tally.missing == [{"client": 2, "why": "too late"}]
@@ -64,7 +64,7 @@ def test_too_few_answers_leave_the_state_untouched() -> None:
     made = small.experiment()
     state = made.method.init(made.context)
     before = bits(state)
-    engine = Flaky(made, {}, lambda ticket: ticket["client"] > 1)
+    engine = Flaky(made, {}, lambda ticket: ticket.client > 1)
     found, tally = run_round(made.context, made.method, state, _clients(made), engine, 0.05, least=3)
     assert tally.void
     assert bits(found) == before
@@ -86,8 +86,8 @@ def test_nobody_answering_leaves_the_state_untouched() -> None:
 def test_the_run_says_who_was_missing_and_goes_on(tmp_path: Path) -> None:
     made = small.experiment(engine={"name": "inprocess", "min_clients": 4})
 
-    def silent(ticket: Json) -> bool:
-        return ticket["task"] == "train" and ((ticket["round"] == 2 and ticket["client"] > 2) or ticket["client"] == 0)
+    def silent(ticket: Ticket) -> bool:
+        return ticket.job == "train" and ((ticket.round == 2 and ticket.client > 2) or ticket.client == 0)
 
     finished = run(made, out=tmp_path / "run", engine=flaky(silent))
     first, second, third = finished.history
@@ -106,7 +106,7 @@ def test_the_run_says_who_was_missing_and_goes_on(tmp_path: Path) -> None:
 
 def test_momentum_of_the_server_does_not_move_a_round_without_answers(tmp_path: Path) -> None:
     made = small.experiment(rounds=2, tricks={"server_momentum": 0.9})
-    engine = flaky(lambda ticket: ticket["task"] == "train" and ticket["round"] == 2)
+    engine = flaky(lambda ticket: ticket.job == "train" and ticket.round == 2)
     one = run(small.experiment(rounds=1, tricks={"server_momentum": 0.9}), out=tmp_path / "one", engine=engine)
     two = run(made, out=tmp_path / "two", engine=engine)
     assert bits(one.state) == bits(two.state)
@@ -116,10 +116,10 @@ def test_a_run_that_nobody_answers_stops_and_can_go_on(tmp_path: Path) -> None:
     calm = {"evaluate_every": 100, "training": {"learning_rate": 0.01}}
     made = small.experiment(rounds=7, checkpoint_every=5, engine={"void_rounds": 2}, **calm)
     with pytest.raises(AnysizeError, match=r"stopped after round 4: 2 rounds in a row .* client 0: too late.*--resume"):
-        run(made, out=tmp_path / "run", engine=flaky(lambda ticket: ticket["round"] > 2))
+        run(made, out=tmp_path / "run", engine=flaky(lambda ticket: ticket.round > 2))
     again = run(made, out=tmp_path / "run", engine=flaky(lambda ticket: False), resume=True)
     assert [event["round"] for event in again.history] == list(range(1, 8))
-    silent = flaky(lambda ticket: ticket["round"] in (3, 4))
+    silent = flaky(lambda ticket: ticket.round in (3, 4))
     unbroken = run(small.experiment(rounds=7, **calm), out=tmp_path / "whole", engine=silent)
     assert bits(again.state) == bits(unbroken.state)
 
@@ -138,13 +138,13 @@ def test_evaluation_and_calibration_take_those_who_answer(tmp_path: Path) -> Non
             rounds=1,
         )
 
-    finished = run(made(), out=tmp_path / "run", engine=flaky(lambda t: t["task"] != "train" and t["client"] in (0, 5)))
+    finished = run(made(), out=tmp_path / "run", engine=flaky(lambda t: t.job != "train" and t.client in (0, 5)))
     (event,) = finished.history
     assert {entry["client"] for entry in event["missing"]} == {0, 5}
     assert {entry["task"] for entry in event["missing"]} == {"evaluate"}
     assert sum(group["clients"] for group in event["client_metrics"].values()) == 4
     assert set(finished._checkpoint.statistics) == {"0.5", "1.0"}
-    nobody = run(made(), out=tmp_path / "nobody", engine=flaky(lambda t: t["task"] != "train"))
+    nobody = run(made(), out=tmp_path / "nobody", engine=flaky(lambda t: t.job != "train"))
     assert nobody._checkpoint.statistics == {}
     assert nobody.history[0]["client_metrics"] == {}
 
@@ -152,7 +152,7 @@ def test_evaluation_and_calibration_take_those_who_answer(tmp_path: Path) -> Non
 def test_a_method_that_asks_devices_says_so_if_none_answers(tmp_path: Path) -> None:
     made = small.experiment(rounds=1, method={"name": "splitmix", "sort_bases": True})
     with pytest.raises(AnysizeError, match="none answered; go on with --resume"):
-        run(made, out=tmp_path / "run", engine=flaky(lambda ticket: ticket["task"] == "evaluate"))
+        run(made, out=tmp_path / "run", engine=flaky(lambda ticket: ticket.job == "evaluate"))
 
 
 def test_real_devices_take_part_as_they_come(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_who_takes_part_does_not_depend_on_who_was_once_there() -> None:
 
 def test_the_report_lists_who_was_missing(tmp_path: Path) -> None:
     made = small.experiment(engine={"min_clients": 6})
-    silent = flaky(lambda ticket: ticket["task"] == "train" and ticket["client"] == 3 and ticket["round"] != 1)
+    silent = flaky(lambda ticket: ticket.job == "train" and ticket.client == 3 and ticket.round != 1)
     run(made, out=tmp_path / "run", engine=silent)
     page = write(tmp_path / "run").read_text()
     assert "too late" in page

@@ -17,7 +17,7 @@ from anysize.client.work import perform
 from anysize.errors import ConfigError
 from anysize.methods import FLANC, FedAvg
 from anysize.methods.base import Method
-from anysize.methods.messages import Client, SubModel
+from anysize.methods.messages import Client
 from anysize.methods.training import Batch, Step
 from anysize.server.judging import on_test
 from anysize.testing import Trial, make_trial
@@ -63,9 +63,8 @@ PLACES: list[bool] = []
 def trained(trial: Trial, task: str = "train") -> dict[str, Tensor]:
     client = Client(0, 0, trial.context.largest, 1, 12, 0)
     message = trial.method.extract(trial.context, trial.state, client)
-    ticket = message.ticket | {"task": task, "rate": 0.05}
-    share = trial.experiment.shares.share(0)
-    return perform(trial.context, trial.method, SubModel(message.tensors, ticket), share).tensors
+    message = replace(message, ticket=replace(message.ticket, job=task, rate=0.05))
+    return perform(trial.context, trial.method, message, trial.experiment.shares.share(0)).tensors
 
 
 def moved(method: Method, where: torch.device, **options: object) -> Trial:

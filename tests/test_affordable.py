@@ -21,9 +21,10 @@ from anysize.client.process import one_thread
 from anysize.deploy import gate as gates
 from anysize.deploy.affordable import Costs, message_cost
 from anysize.deploy.device_file import Limits
-from anysize.deploy.gate import Gate, accepted_sizes, refuse_upper_bounds
+from anysize.deploy.gate import Gate, refuse_upper_bounds
 from anysize.devices.budget import UNITS, Budget
 from anysize.errors import TrustError
+from anysize.experiment.brief import Brief, known_in
 from anysize.methods.messages import Client, SubModel
 from anysize.runs.experiment import Experiment
 from anysize.wire import Json, dump
@@ -64,7 +65,7 @@ def message(experiment: Experiment, task: str, capacity: float) -> SubModel:
     size = experiment.size_of_group[repr(capacity)]
     client = Client(7, 0, size, 3, 10, experiment.config.seed, task)
     found = experiment.method.extract(experiment.context, state(experiment), client)
-    return replace(found, ticket=found.ticket | {"task": task} | ({"rate": 0.05} if task == "train" else {}))
+    return replace(found, ticket=replace(found.ticket, job=task, rate=0.05 if task == "train" else None))
 
 
 @cache
@@ -74,7 +75,7 @@ def gate(experiment: Experiment, **limits: Any) -> Gate:
 
 
 def sent(sub_model: SubModel) -> tuple[bytes, Json]:
-    return dump(sub_model.tensors, {}), json.loads(json.dumps(sub_model.ticket))
+    return dump(sub_model.tensors, {}), json.loads(json.dumps(sub_model.ticket.to_json()))
 
 
 def refused(door: Gate, sub_model: SubModel, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -105,7 +106,7 @@ def test_a_larger_network_is_refused_before_it_is_loaded_whatever_its_ticket_say
     experiment = made(case)
     small_one, large_one = (message(experiment, task, size) for size in (0.25, 1.0))
     door = gate(experiment, capacity=0.25)
-    for ticket in (large_one.ticket, large_one.ticket | {"size": "0.25"}, small_one.ticket):
+    for ticket in (large_one.ticket, replace(large_one.ticket, size="0.25"), small_one.ticket):
         hostile = replace(large_one, ticket=ticket)
         assert re.search("allows|does not make the network", refused(door, hostile, monkeypatch))
     assert "0.25, allows" in refused(door, large_one, monkeypatch)
@@ -120,8 +121,8 @@ def test_the_one_network_for_all_is_no_larger_than_the_smallest_device(
     full = message(alone, "train", 1.0)
     door = gate(made(case), capacity=0.25)
     assert "does not make the network" in refused(door, full, monkeypatch)
-    told = accepted_sizes([{"width": width} for width in (1.0, 0.25)])  # a server that calls the largest the smallest
-    context = replace(alone.context.for_client(), sizes=told)
+    lie = Brief.of(alone).found() | {"sizes": [{"width": width} for width in (1.0, 0.25)]}  # the largest comes first
+    context = replace(alone.context.for_client(), sizes=known_in(lie).sizes)
     turned = Gate(context, alone.method, alone.example, Limits(0.25))
     assert "does not make the network" in refused(turned, full, monkeypatch)
 
@@ -271,8 +272,8 @@ def test_an_upper_bound_that_no_fleet_can_train_is_refused_by_name() -> None:
     "told", [None, [], 3, [{}], [{"width": 2.0}], [{"width": 0.0}], [{"width": "1"}], [{"width": 0.5, "mask": -3.0}]]
 )
 def test_sizes_that_no_network_has_are_refused(told: Any) -> None:
-    with pytest.raises(TrustError, match="the server's sizes"):
-        accepted_sizes(told)
+    with pytest.raises(TrustError, match=r"describes no experiment|no network can have the sizes"):
+        known_in(Brief.of(made("fedavg")).found() | {"sizes": told})
 
 
 def test_every_limit_of_a_budget_but_time_is_a_unit() -> None:

@@ -67,7 +67,7 @@ def experiment(method: Method[Any], model: nn.Module | None = None, batch_size: 
 def message_of(made: Experiment, state: Any, size: Size) -> SubModel:
     client = Client(3, 0, size, 1, made.shares.samples(3), made.config.seed)
     message = made.method.extract(made.context, state, client)
-    return replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+    return replace(message, ticket=replace(message.ticket, rate=0.05))
 
 
 def real_step(made: Experiment, message: SubModel) -> tuple[int, int]:

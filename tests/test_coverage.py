@@ -12,7 +12,8 @@ from torch import nn
 import anysize as az
 from anysize import report
 from anysize.data import TensorPart
-from anysize.methods import FedAvg, FjORD, HeteroFL, Method, SHeteroFL, SplitMix
+from anysize.methods import Client, FedAvg, FjORD, HeteroFL, Method, SHeteroFL, Size, SplitMix
+from anysize.methods.capabilities import parts_of
 from anysize.runs.events import history
 from anysize.wire import flatten
 from test_golden import answers, context_of
@@ -30,9 +31,11 @@ def test_the_parts_of_updates_are_the_entries_that_they_change(method: Method[An
     before, _ = flatten(state)
     after, _ = flatten(method.aggregate(context, state, iter(updates)))
     changed = sum(int((after[name] != tensor).sum()) for name, tensor in before.items())
-    trained = {name: count for update in updates for name, count in method.parts(context, update.ticket).items()}
-    assert changed == sum(trained.values())
-    assert sum(tensor.numel() for tensor in before.values()) == sum(method.parts(context).values())
+    clients = [Client(i, i, Size(width), 1, 2, 0) for i, width in enumerate(widths)]
+    held = {name for client in clients for name in method.extract(context, state, client).parts}
+    counts = parts_of(method, context)
+    assert changed == sum(counts[name] for name in held)
+    assert sum(tensor.numel() for tensor in before.values()) == sum(counts.values())
 
 
 def test_a_domain_has_trained_what_any_of_its_clients_has_at_any_time(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def update(experiment: Experiment, state: ELFState, size: Size, client: int, sam
     message = experiment.method.extract(experiment.context, state, Client(client, client, size, 1, samples, 0))
     own = {name: t for name, t in message.tensors.items() if not name.startswith("mask/")}
     sent = {name: t * scale if t.is_floating_point() else t for name, t in own.items()}
-    return Update(sent, message.ticket | {"samples": samples, "loss": 0.0, "classes": None})
+    return Update(sent, message.ticket, samples=samples, loss=0.0)
 
 
 @pytest.mark.parametrize("average", ["all", "holders"])
@@ -143,7 +143,7 @@ def test_masked_weights_stay_zero_in_training_and_do_not_travel(optimizer: str) 
     context = replace(experiment.context, training=training)
     state, size = method.init(context), context.largest
     message = method.extract(context, state, Client(0, 0, size, 1, 10, 0))
-    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+    message = replace(message, ticket=replace(message.ticket, rate=0.05))
     module = method.build(context.for_client(), message)
     zeros = {name: tensor == 0 for name, tensor in tensors_of(module).items() if tensor.dim() > 1}
     assert sum(int(z.sum()) for z in zeros.values()) == pytest.approx(
@@ -172,7 +172,7 @@ def test_costs_are_those_of_the_messages_and_zeros_are_counted_apart() -> None:
     weights = sum(t.numel() for t in state.tensors.values() if t.dim() > 1)
     assert cost.parameters == pytest.approx(dense.parameters - weights / 2, abs=8)
     sent = method.extract(context, state, Client(0, 0, size, 1, 16, 0))
-    blob = dump(sent.tensors, sent.ticket | {"task": "train", "rate": 0.1})
+    blob = dump(sent.tensors, replace(sent.ticket, rate=0.1).to_json())
     assert cost.bytes_down == len(blob)
 
 
@@ -193,7 +193,7 @@ def one_round(experiment: Experiment, state: Any, number: int) -> Any:
     context, method, updates = experiment.context, experiment.method, []
     for client in range(3):
         message = method.extract(context, state, Client(client, client, context.largest, number, 40, 0))
-        message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.05})
+        message = replace(message, ticket=replace(message.ticket, rate=0.05))
         updates.append(perform(context.for_client(), method, message, experiment.shares.share(client)))
     return method.aggregate(context, state, iter(updates))
 
@@ -338,7 +338,7 @@ def test_pruning_takes_several_steps_by_default_and_only_what_was_asked_for_is_i
     @dataclass(frozen=True)
     class Watched(ELF):
         def build(self, context: Any, sub_model: Any) -> nn.Module:
-            if sub_model.ticket["task"] == "train":
+            if sub_model.ticket.job == "train":
                 seen.append(sum(t.numel() for n, t in sub_model.tensors.items() if n.startswith("values/")))
             return super().build(context, sub_model)
 
@@ -390,7 +390,7 @@ def test_finished_networks_are_judged_with_the_statistics_of_the_proxy_data() ->
         ELFState(dict(context.start()), {}),
         Client(0, 0, Size(1.0, depth=3), 0, len(share.train), 0),
     )
-    message = replace(message, ticket=message.ticket | {"task": "calibrate"})
+    message = replace(message, ticket=replace(message.ticket, job="calibrate"))
     found = proxy.calibrated(context.for_client(), method, message, share).tensors
     first = network()[0]
     x = share.train.batch(torch.arange(len(share.train)))[0].float() / 255

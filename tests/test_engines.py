@@ -220,7 +220,7 @@ def test_a_consumer_that_stops_early_leaves_an_engine_that_still_closes() -> Non
     from dataclasses import replace
 
     messages = (made.method.extract(made.context, state, client) for client in clients(made))
-    ready = (replace(m, ticket=m.ticket | {"task": "train", "rate": 0.05}) for m in messages)
+    ready = (replace(m, ticket=replace(m.ticket, rate=0.05)) for m in messages)
     stream = engine.perform(ready)
     next(stream)
     stream.close()

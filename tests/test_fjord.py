@@ -202,7 +202,7 @@ def test_fjord_averages_each_entry_over_its_holders_and_statistics_by_width() ->
                 update.tensors[name] = (tensor.abs() * 10).long()
     after = method.aggregate(context, state, iter(updates))
     for name, old in state.tensors.items():
-        parts = [(u.tensors[f"network.{name}"].numpy(), float(u.ticket["samples"]), None) for u in updates]
+        parts = [(u.tensors[f"network.{name}"].numpy(), float(u.samples), None) for u in updates]
         np.testing.assert_allclose(after.tensors[name], mean_over_holders(old.numpy(), parts), rtol=1e-5, atol=1e-6)
     small, middle, least = (update.tensors for update in updates)
     of_small = (

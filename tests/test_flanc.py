@@ -215,10 +215,10 @@ def test_averaged_products_are_factored_again_with_the_least_loss() -> None:
         stacked, fitted = [], []
         for width in state.coefficients:
             mine = [u for u in updates if repr(u.width) == width]
-            total = sum(u.ticket["samples"] for u in mine)
+            total = sum(u.samples for u in mine)
             short = name.replace(".", ":")
             mean = sum(
-                u.ticket["samples"]
+                u.samples
                 / total
                 * compose(u.tensors[f"basis.{short}"], u.tensors[f"coefficients.{short}"]).numpy().astype(np.float64)
                 for u in mine
@@ -262,8 +262,8 @@ def test_shared_dense_tensors_are_averaged_entry_by_entry_over_all_who_hold_them
         for update in updates:
             part = update.tensors[f"network.{name}"].numpy()
             at = tuple(slice(0, size) for size in part.shape)
-            total[at] += update.ticket["samples"] * part
-            weight[at] += update.ticket["samples"]
+            total[at] += update.samples * part
+            weight[at] += update.samples
         np.testing.assert_allclose(after.shared[name], total / weight, rtol=1e-4, atol=1e-6)
     small = tensors_of(method.customize(context, after, Size(0.5)))
     torch.testing.assert_close(small["9.weight"], after.shared["9.weight"][:, :8])

@@ -33,7 +33,7 @@ from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, TrustError
 from anysize.methods import HeteroFL
-from anysize.methods.messages import Client, SubModel
+from anysize.methods.messages import Client
 from anysize.runs.experiment import Experiment
 from anysize.runs.runner import run
 from anysize.server.calibration import calibrated
@@ -279,7 +279,7 @@ def test_devices_of_unequal_capacity_take_part_in_every_method(tmp_path: Path, c
     there = run(experiment, out=tmp_path / "there", engine=on_wire)
     assert [sorted(entry["client"] for entry in r["clients"]) for r in there.history] == [[0, 1]] * 2
     assert [r.get("missing", []) for r in there.history] == [[], []]
-    asked = [ticket["task"] for _, _, content in wire.sent for ticket in messages.note_in(content).get("tickets", [])]
+    asked = [ticket["job"] for _, _, content in wire.sent for ticket in messages.note_in(content).get("tickets", [])]
     calibrates = needs_calibration(experiment.context)
     assert {*asked} == {"train", "evaluate"} | ({"calibrate"} if calibrates else set())
     assert set(there.history[-1]["client_metrics"]) == {"0.5", "1.0"}
@@ -377,7 +377,7 @@ def test_a_device_whose_budget_falls_says_so_and_gets_a_smaller_model_in_the_nex
             experiment.method.extract(experiment.context, state, Client(c, c, size, number, 8, 0))
             for c, size in sizes.items()
         ]
-        asked = (replace(m, ticket=m.ticket | {"task": "train", "rate": 0.1}) for m in sent)
+        asked = (replace(m, ticket=replace(m.ticket, rate=0.1)) for m in sent)
         return {c: (sizes[c].label, answer) for c, answer in zip(sizes, ours.perform(asked))}
 
     with_budget(home, "a-cam", parameters=costs["0.25"])
@@ -406,7 +406,7 @@ def test_a_budget_of_time_is_held_against_what_the_device_measured_itself(
     state = experiment.method.init(experiment.context)
     size = experiment.size_of_group["1.0"]
     message = experiment.method.extract(experiment.context, state, Client(0, 0, size, 1, 8, 0))
-    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    message = replace(message, ticket=replace(message.ticket, rate=0.1))
     [answer] = list(ours.perform([message]))
     assert isinstance(answer, Absence)
     assert "budget, latency_ms = 25, allows" in answer.why
@@ -487,8 +487,8 @@ def test_whatever_goes_wrong_costs_one_device_its_update_and_is_named(tmp_path: 
     "answer, why",
     [
         (lambda note, blobs: (note, []), "0 answers to 1"),
-        (lambda note, blobs: ({"tickets": [3]}, blobs), "without a ticket"),
-        (lambda note, blobs: ({"tickets": "no"}, blobs), "answers to"),
+        (lambda note, blobs: ({"notes": [3]}, blobs), "3 is no ticket"),
+        (lambda note, blobs: ({"notes": "no"}, blobs), "answers to"),
         (lambda note, blobs: (note, [b"rubbish"]), "damaged"),
         (lambda note, blobs: (note, [blobs[0][:-1]]), "damaged"),
         (lambda note, blobs: ({"failure": {"a": ["b"] * 999}}, blobs), r"\.\.\.$"),
@@ -509,7 +509,7 @@ def test_answers_that_cannot_be_read_are_absences(tmp_path: Path, answer: Any, w
     message = experiment.method.extract(
         experiment.context, experiment.method.init(experiment.context), Client(1, 0, size, 1, 1, 0)
     )
-    (came,) = ours.perform([SubModel(message.tensors, message.ticket | {"task": "train", "rate": 0.1})])
+    (came,) = ours.perform([replace(message, ticket=replace(message.ticket, job="train", rate=0.1))])
     assert isinstance(came, Absence)
     assert re.search(why, came.why)
 

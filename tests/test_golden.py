@@ -66,8 +66,8 @@ def answers(context: Context, method: Method[Any], state: Any, clients: list[dic
         client = Client(i, i, Size(about["width"]), 1, about["samples"], 0)
         message = method.extract(context, state, client)
         tensors = {n: numbers(100 * i + j, *t.shape) for j, (n, t) in enumerate(sorted(message.tensors.items()))}
-        ticket = message.ticket | {"samples": about["samples"], "loss": 0.0, "classes": about.get("classes")}
-        updates.append(Update(tensors, ticket))
+        told = {"samples": about["samples"], "loss": 0.0, "classes": about.get("classes")}
+        updates.append(Update(tensors, message.ticket, **told))
     return updates
 
 
@@ -118,7 +118,7 @@ def test_heterofl_averages_each_entry_over_its_holders_and_keeps_the_others() ->
     after = method.aggregate(context, state, iter(updates)).tensors
     assert updates[0].tensors["2.weight"].shape == (2, 2)
     for name, old in state.tensors.items():
-        parts = [(u.tensors[name].numpy(), float(u.ticket["samples"]), None) for u in updates]
+        parts = [(u.tensors[name].numpy(), float(u.samples), None) for u in updates]
         np.testing.assert_allclose(after[name], mean_over_holders(old.numpy(), parts), rtol=1e-5, atol=1e-6)
     assert torch.equal(after["2.weight"][4:], state.tensors["2.weight"][4:])
     assert torch.equal(after["2.weight"][:, 4:], state.tensors["2.weight"][:, 4:])
@@ -455,7 +455,7 @@ def test_what_does_not_fit_is_refused_not_broadcast(tensors: dict[str, Tensor], 
 
 
 @pytest.mark.parametrize(
-    "ticket, words",
+    "told, words",
     [
         ({"samples": 0}, "samples = 0"),
         ({"samples": float("nan")}, "samples = nan"),
@@ -465,14 +465,14 @@ def test_what_does_not_fit_is_refused_not_broadcast(tensors: dict[str, Tensor], 
     ],
 )
 @pytest.mark.parametrize("method", [FedAvg(), HeteroFL(), FLANC()], ids=lambda m: type(m).__name__)
-def test_an_update_with_an_impossible_ticket_is_refused(
-    method: Method[Any], ticket: dict[str, Any], words: str
+def test_an_update_that_tells_impossible_things_is_refused(
+    method: Method[Any], told: dict[str, Any], words: str
 ) -> None:
     context = context_of(method, [0.5, 1.0])
     state = method.init(context)
     (update,) = answers(context, method, state, [{"width": 0.5, "samples": 1}])
     with pytest.raises(MethodError, match=f"round 1: client 0 sent .*{words}"):
-        method.aggregate(context, state, iter([replace(update, ticket=update.ticket | ticket)]))
+        method.aggregate(context, state, iter([replace(update, **told)]))
 
 
 @pytest.mark.parametrize("method", [FedAvg(), HeteroFL(), FLANC()], ids=lambda m: type(m).__name__)
@@ -480,7 +480,7 @@ def test_a_client_may_keep_its_number_of_samples_only_where_nothing_is_weighted_
     context = context_of(method, [0.5, 1.0])
     state = method.init(context)
     (update,) = answers(context, method, state, [{"width": 0.5, "samples": 1}])
-    silent = replace(update, ticket=update.ticket | {"samples": None})
+    silent = replace(update, samples=None)
     if context.tricks.weighting == "samples":
         with pytest.raises(MethodError, match="samples = None"):
             method.aggregate(context, state, iter([silent]))

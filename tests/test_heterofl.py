@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_at_once() -> None:
     state = PRUNING.init(made)
     (update,) = answers(made, PRUNING, state, [{"width": 0.5, "samples": 1}])
     with pytest.raises(MethodError, match=r"an update has width 0\.75; allowed: 0\.5, 1\.0"):
-        PRUNING.aggregate(made, state, iter([replace(update, ticket=update.ticket | {"width": 0.75})]))
+        PRUNING.aggregate(made, state, iter([replace(update, ticket=replace(update.ticket, width=0.75))]))
 
 
 def test_a_state_that_was_written_before_widths_had_own_tensors_is_read() -> None:

@@ -359,7 +359,7 @@ class Sums(Sound):
         total = {name: tensor.clone() for name, tensor in state.tensors.items()}
         for update in checked(context, updates):
             ours = cut(context, total, update.width)
-            moved = {n: ours[n] + 1e-3 * update.ticket["samples"] * (t - ours[n]) for n, t in update.tensors.items()}
+            moved = {n: ours[n] + 1e-3 * update.samples * (t - ours[n]) for n, t in update.tensors.items()}
             total = paste(context, total, moved, update.width)
         return HeteroFLState(total)
 
@@ -414,7 +414,7 @@ class Personal(Sound):
     """Builds a network that depends on who asked for it."""
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        network, who = super().build(context, sub_model), sub_model.ticket["client"]
+        network, who = super().build(context, sub_model), sub_model.ticket.client
         network.register_forward_hook(lambda m, inputs, output: output * (1 + who) if m.training else output)
         return network
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,7 @@ def test_batches_hold_every_sample_and_never_a_single_one(samples: int, size: in
 def _message(trial: object, task: str = "train") -> SubModel:
     client = Client(0, 0, trial.context.largest, 1, 12, 0)  # type: ignore[attr-defined]
     message = trial.method.extract(trial.context, trial.state, client)  # type: ignore[attr-defined]
-    return SubModel(message.tensors, message.ticket | {"task": task, "rate": 0.05})
+    return replace(message, ticket=replace(message.ticket, job=task, rate=0.05))
 
 
 def test_calibration_takes_a_share_whose_last_batch_is_one_sample() -> None:

@@ -56,23 +56,23 @@ class Loopback(Engine):
 
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
         for sub_model in sub_models:
-            down = dump(sub_model.tensors, {}), json.dumps(sub_model.ticket)
+            down = dump(sub_model.tensors, {}), json.dumps(sub_model.ticket.to_json())
             try:
-                blob, ticket = self._on_device(*down)
+                blob, note = self._on_device(*down)
             except AnysizeError as error:
-                yield Absence(int(sub_model.ticket["client"]), str(error))
+                yield Absence(sub_model.ticket.client, str(error))
                 continue
-            yield self._guard(sub_model, Update(read(blob)[0], json.loads(ticket)))
+            yield self._guard(sub_model, read(blob)[0], json.loads(note))
 
     def _on_device(self, blob: bytes, text: str) -> tuple[bytes, str]:
         ticket = json.loads(text)
-        client = int(ticket["client"])
+        client = ticket["client"]
         experiment = self._experiment
         taken, share = self._gates[client](blob, ticket), self._shares[client]
         update = perform(self._context, experiment.method, taken, share, self._kept.get(client))
         self._kept[client] = update.keep or self._kept.get(client, {})
         update = self._lies(update)
-        return dump(update.tensors, {}), json.dumps(update.ticket)
+        return dump(update.tensors, {}), json.dumps(update.to_json())
 
 
 @cache
@@ -141,8 +141,8 @@ def test_a_size_that_no_device_could_calibrate_is_not_customised(tmp_path: Path)
     class Small(Loopback):
         def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
             for sub_model in sub_models:
-                if sub_model.ticket["task"] == "calibrate" and sub_model.ticket["size"] == "1.0":
-                    yield Absence(int(sub_model.ticket["client"]), "too late")
+                if sub_model.ticket.job == "calibrate" and sub_model.ticket.size == "1.0":
+                    yield Absence(sub_model.ticket.client, "too late")
                 else:
                     yield from super().perform([sub_model])
 
@@ -172,15 +172,13 @@ def test_a_run_that_was_killed_and_resumed_is_the_unbroken_one(tmp_path: Path) -
 
 def test_a_poisoned_device_costs_its_own_update_alone(tmp_path: Path) -> None:
     def poison(update: Update) -> Update:
-        if update.ticket["client"] != 2 or update.ticket["task"] != "train":
+        if update.ticket.client != 2 or update.ticket.job != "train":
             return update
         name = max(update.tensors, key=lambda name: update.tensors[name].numel())
         return replace(update, tensors=update.tensors | {name: update.tensors[name] * torch.nan})
 
     def silent(update: Update) -> Update:
-        return (
-            replace(update, ticket={}) if update.ticket["client"] == 2 and update.ticket["task"] == "train" else update
-        )
+        return replace(update, loss=None) if update.ticket.client == 2 and update.ticket.job == "train" else update
 
     poisoned = run(Experiment.from_config(config()), out=tmp_path / "a", engine=partial(Loopback, lies=poison))
     without = run(Experiment.from_config(config()), out=tmp_path / "b", engine=partial(Loopback, lies=silent))

@@ -59,7 +59,7 @@ def answers(context: Context, method: Method[Any], state: Any, widths: list[floa
     for i, width in enumerate(widths):
         message = method.extract(context, state, Client(i, i, Size(width), 1, 5, 0))
         tensors = {n: numbers(100 * i + j, *t.shape) for j, (n, t) in enumerate(sorted(message.tensors.items()))}
-        updates.append(Update(tensors, message.ticket | {"samples": 5 * i + 1, "loss": 0.0, "classes": None}))
+        updates.append(Update(tensors, message.ticket, samples=5 * i + 1, loss=0.0))
     return updates
 
 
@@ -203,7 +203,7 @@ def test_a_full_network_without_what_nobody_trained_is_all_kernels_at_the_first_
     x = numbers(5, 4, 6)
     assert torch.allclose(full(x), first(x), atol=1e-5) == (dropped == "zero")
     message = method.extract(context, state, Client(0, 0, Size(1.0), 1, 5, 0, "evaluate"))
-    message = replace(message, ticket=message.ticket | {"task": "evaluate"})
+    message = replace(message, ticket=replace(message.ticket, job="evaluate"))
     torch.testing.assert_close(method.build(context.for_client(), message)(x), full(x))
 
 
@@ -223,8 +223,7 @@ def test_a_step_at_keep_one_is_the_dense_gradient_through_both_factors() -> None
     method.loss(module, batch, step).backward()
     optimizer.step()
     update = method.pack(module, message)
-    ticket = update.ticket | {"samples": 5, "loss": 0.0, "classes": None}
-    after = method.aggregate(context, state, iter([replace(update, ticket=ticket)]))
+    after = method.aggregate(context, state, iter([replace(update, samples=5, loss=0.0)]))
     slope = dense[2].weight.grad.double().numpy()
     left, right = (side["2.weight"].double().numpy() for side in (state.left, state.right))
     expected = (left - rate * slope @ right.T) @ (right - rate * left.T @ slope)
@@ -347,7 +346,7 @@ def test_a_client_begins_with_the_momentum_that_it_was_given_and_sends_where_it_
         for side, own in state.momentum.items()
     }
     message = method.extract(context, replace(state, momentum=given), Client(0, 0, Size(0.5), 1, 8, 0))
-    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    message = replace(message, ticket=replace(message.ticket, rate=0.1))
     x, y = numbers(4, 8, 6), torch.arange(8) % 3
     update = perform(context.for_client(), method, message, Share((x, y)))
     net = method.build(context, message)

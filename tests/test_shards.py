@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from anysize.client.metrics import measure
 from anysize.client.shards import Evaluator, Subject, stretches
 from anysize.client.work import perform
 from anysize.methods import HeteroFL
-from anysize.methods.messages import Client, SubModel
+from anysize.methods.messages import Client
 from anysize.server.judging import on_test
 from anysize.testing import make_trial
 from anysize.wire import dump
@@ -66,7 +66,7 @@ def test_a_single_sample_is_judged_and_counted_once() -> None:
     assert measure(trial.context, module, share.train)["count"] == 1
     message = trial.method.extract(trial.context, trial.state, Client(0, 0, trial.context.largest, 1, 1, 0))
     update = perform(
-        trial.context, trial.method, SubModel(message.tensors, message.ticket | {"task": "calibrate"}), share
+        trial.context, trial.method, replace(message, ticket=replace(message.ticket, job="calibrate")), share
     )
     assert update.tensors["0.count"] == 1
 
@@ -76,8 +76,8 @@ def test_a_client_calibrates_on_no_more_samples_than_asked() -> None:
     trial = make_trial(HeteroFL(), network, (0.5, 1.0), None)
     share = az.Share(train=(torch.rand(30, 1, 8, 8), torch.arange(30) % 4))
     message = trial.method.extract(trial.context, trial.state, Client(0, 0, trial.context.largest, 1, 30, 0))
-    ticket = message.ticket | {"task": "calibrate", "calibration_samples": 12}
-    update = perform(trial.context, trial.method, SubModel(message.tensors, ticket), share)
+    ticket = replace(message.ticket, job="calibrate", calibration_samples=12)
+    update = perform(trial.context, trial.method, replace(message, ticket=ticket), share)
     assert update.tensors["0.count"] == 12
 
 

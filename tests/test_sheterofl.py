@@ -38,7 +38,7 @@ def test_a_step_follows_the_sum_of_all_affordable_widths_losses() -> None:
     context = context_of(SHeteroFL(scaler=False), [0.25, 0.5, 1.0])
     method = SHeteroFL(scaler=False)
     message = method.extract(context, method.init(context), Client(0, 0, Size(0.5), 1, 1, 0))
-    message = replace(message, ticket=message.ticket | {"task": "train"})
+    message = replace(message, ticket=replace(message.ticket, job="train"))
     module = method.build(context, message)
     batch = Batch(numbers(3, 7, 6), torch.arange(7) % 3)
     objective = make_objective(task("classification"), context.tricks, None)
@@ -63,7 +63,7 @@ def test_every_entry_is_averaged_over_the_clients_whose_largest_width_has_it() -
     updates = answers(context, method, state, about)
     after = method.aggregate(context, state, iter(updates)).tensors
     for name, old in state.tensors.items():
-        parts = [(u.tensors[f"network.{name}"].numpy(), float(u.ticket["samples"]), None) for u in updates]
+        parts = [(u.tensors[f"network.{name}"].numpy(), float(u.samples), None) for u in updates]
         np.testing.assert_allclose(after[name], mean_over_holders(old.numpy(), parts), rtol=1e-5, atol=1e-6)
 
 
@@ -73,7 +73,7 @@ def test_every_width_has_statistics_of_its_own() -> None:
     state = trial.method.aggregate(trial.context, trial.state, iter(updates))
     means = {width: tensors["1.running_mean"] for width, tensors in state.statistics.items()}
     assert [len(mean) for mean in means.values()] == [2, 4, 8]
-    weights = [u.ticket["samples"] for u in updates]
+    weights = [u.samples for u in updates]
     small = [u.tensors["network.1.running_mean" if u.width == 0.25 else "inner.0.1.running_mean"] for u in updates]
     expected = sum(w * mean.numpy() for w, mean in zip(weights, small)) / sum(weights)
     np.testing.assert_allclose(means["0.25"], expected, rtol=1e-5, atol=1e-7)

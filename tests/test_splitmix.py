@@ -70,8 +70,8 @@ def test_the_next_round_goes_on_where_the_last_one_stopped() -> None:
     for round in range(1, 5):
         clients = [Client(i, i, Size(0.25), round, 1, 0) for i in range(2)]
         messages = [SplitMix().extract(context, state, client) for client in clients]
-        seen += [message.ticket["bases"] for message in messages]
-        updates = [az.methods.Update(m.tensors, m.ticket | {"samples": 1, "classes": None}) for m in messages]
+        seen += [message.ticket.more["bases"] for message in messages]
+        updates = [az.methods.Update(m.tensors, m.ticket, samples=1) for m in messages]
         state = SplitMix().aggregate(context, state, iter(updates))
     assert state.served == 8
     assert sorted(seen[:4]) == sorted(seen[4:]) == [[0], [1], [2], [3]]
@@ -88,11 +88,11 @@ def test_each_base_is_the_mean_over_its_clients_and_others_keep_their_value() ->
     after = SplitMix().aggregate(context, state, iter(updates))
     untouched = 0
     for base, tensors in state.bases.items():
-        holders = [u for u in updates if int(base) in u.ticket["bases"]]
+        holders = [u for u in updates if int(base) in u.ticket.more["bases"]]
         untouched += not holders
         for name, old in tensors.items():
-            total = sum(u.ticket["samples"] for u in holders)
-            parts = [u.ticket["samples"] * u.tensors[f"{base}.{name}"].numpy() for u in holders]
+            total = sum(u.samples for u in holders)
+            parts = [u.samples * u.tensors[f"{base}.{name}"].numpy() for u in holders]
             expected = sum(parts) / total if holders else old.numpy()
             np.testing.assert_allclose(after.bases[base][name], expected, rtol=1e-5, atol=1e-6)
     assert untouched > 0
@@ -145,9 +145,9 @@ def test_an_update_that_lies_about_its_bases_is_refused(bases: Any) -> None:
     context = context_of(SplitMix(), [0.25, 1.0])
     state = SplitMix().init(context)
     (update,) = answers(context, SplitMix(), state, [{"width": 0.25, "samples": 1}])
-    own = update.ticket["bases"][0]
+    own = update.ticket.more["bases"][0]
     tensors = {name.replace(f"{own}.", "9.", 1): t for name, t in update.tensors.items()} if bases == [9] else None
-    wrong = replace(update, ticket=update.ticket | {"bases": bases}, tensors=tensors or update.tensors)
+    wrong = replace(update, ticket=replace(update.ticket, more={"bases": bases}), tensors=tensors or update.tensors)
     with pytest.raises(MethodError, match="splitmix: an update"):
         SplitMix().aggregate(context, state, iter([wrong]))
 
@@ -265,7 +265,7 @@ def test_tricks_that_look_at_each_base_keep_them_apart() -> None:
         context = context_of(SplitMix(), [0.25, 1.0], tricks=tricks, training=training)
         state = SplitMix().init(context)
         message = SplitMix().extract(context, state, Client(0, 0, Size(1.0), 1, 1, 0))
-        message = replace(message, ticket=message.ticket | {"task": "train"})
+        message = replace(message, ticket=replace(message.ticket, job="train"))
         assert not isinstance(SplitMix().build(context, message), Grouped)
         assert len(SplitMix().notices(context)) == 1
 

@@ -20,7 +20,7 @@ from anysize.engines.stacked import Stacked
 from anysize.engines.workers.engine import Processes
 from anysize.errors import AnysizeError, ConfigError, MethodError
 from anysize.methods import ELF, FedAvg, SplitMix
-from anysize.methods.messages import Client, SubModel
+from anysize.methods.messages import Client, SubModel, Ticket
 from anysize.methods.size import Size
 from anysize.runs.experiment import Experiment
 from anysize.server.round import run_round
@@ -137,21 +137,21 @@ def test_a_run_with_stacks_says_so_in_its_complete_config_and_resumes_only_with_
     assert (run.round, run.experiment.config.training.stack) == (2, 4)
 
 
-def message(client: int, width: float = 1.0, task: str = "train") -> SubModel:
+def message(client: int, width: float = 1.0, job: str = "train") -> SubModel:
     shape = (round(4 * width),)
-    return SubModel({"w": torch.zeros(shape)}, {"client": client, "size": str(width), "width": width, "task": task})
+    return SubModel({"w": torch.zeros(shape)}, Ticket(client, 1, 0, str(width), width, job, rate=0.1))
 
 
 def sizes_of(messages: list[SubModel], limit: int, samples: dict[int, int] | None = None) -> list[list[int]]:
     made = stacks(messages, limit, lambda client: (samples or {}).get(client, 5))
-    return [[part["client"] for part in m.ticket.get(STACK, [m.ticket])] for m in made]
+    return [[part["client"] for part in m.ticket.more.get(STACK, [m.ticket.to_json()])] for m in made]
 
 
 def test_neighbours_of_one_shape_and_amount_of_data_are_stacked_up_to_the_limit() -> None:
     assert sizes_of([message(c) for c in range(5)], 2) == [[0, 1], [2, 3], [4]]
     assert sizes_of([message(0), message(1, 0.5), message(2, 0.5), message(3)], 4) == [[0], [1, 2], [3]]
     assert sizes_of([message(c) for c in range(4)], 4, {2: 6}) == [[0, 1], [2], [3]]
-    assert sizes_of([message(c, task="evaluate") for c in range(2)], 4) == [[0], [1]]
+    assert sizes_of([message(c, job="evaluate") for c in range(2)], 4) == [[0], [1]]
 
 
 def test_stacks_are_drawn_only_when_there_is_room() -> None:

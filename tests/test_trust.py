@@ -26,7 +26,7 @@ from anysize.devices.budget import Budget
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, TrustError
-from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.messages import Client, SubModel, Ticket, Update
 from anysize.runs.experiment import Experiment
 from anysize.wire import Json, Tensors, dump, flatten, load, peek
 
@@ -56,7 +56,7 @@ def message(experiment: Experiment, task: str = "train", place: int = -1, client
     method, context = experiment.method, experiment.context
     state = method.init(context)
     found = method.extract(context, state, Client(client, 0, context.sizes[place], 3, 10, 0, task))
-    return replace(found, ticket=found.ticket | {"task": task} | ({"rate": 0.05} if task == "train" else {}))
+    return replace(found, ticket=replace(found.ticket, job=task, rate=0.05 if task == "train" else None))
 
 
 @cache
@@ -71,14 +71,18 @@ def exchanged(method: str, task: str = "train", batch_norm: str | None = None) -
 
 def arrived(update: Update) -> Update:
     """The update as another machine gets it."""
-    tensors, ticket = load(dump(update.tensors, update.ticket))
-    return Update(tensors, ticket)
+    return Update.from_json(*load(dump(update.tensors, update.to_json())))
 
 
-def refused(guard: Guard, sent: SubModel, update: Update) -> str:
-    answer = guard(sent, update)
+def judged(guard: Guard, sent: SubModel, update: Update, **lies: Any) -> Update | Absence:
+    """What the guard makes of an update whose note says something else here and there."""
+    return guard(sent, update.tensors, update.to_json() | lies)
+
+
+def refused(guard: Guard, sent: SubModel, update: Update, **lies: Any) -> str:
+    answer = judged(guard, sent, update, **lies)
     assert isinstance(answer, Absence), "the update got through"
-    assert answer.client == sent.ticket["client"]
+    assert answer.client == sent.ticket.client
     return answer.why
 
 
@@ -89,15 +93,15 @@ def refused(guard: Guard, sent: SubModel, update: Update) -> str:
 @pytest.mark.parametrize("task", ["train", "calibrate", "evaluate"])
 def test_an_honest_answer_gets_through_unchanged(method: str, task: str) -> None:
     guard, sent, update = exchanged(method, task)
-    answer = guard(sent, update)
+    answer = judged(guard, sent, update)
     assert isinstance(answer, Update), answer
-    assert dump(answer.tensors, answer.ticket) == dump(update.tensors, update.ticket)
+    assert dump(answer.tensors, answer.to_json()) == dump(update.tensors, update.to_json())
 
 
 @pytest.mark.parametrize("batch_norm", ["tracked", "local", "calibrated"])
 def test_an_honest_answer_gets_through_whatever_batch_norm_does(batch_norm: str) -> None:
     guard, sent, update = exchanged("heterofl", "train", batch_norm)
-    assert isinstance(guard(sent, update), Update)
+    assert isinstance(judged(guard, sent, update), Update)
 
 
 def test_an_answer_to_every_size_gets_through() -> None:
@@ -107,7 +111,7 @@ def test_an_answer_to_every_size_gets_through() -> None:
     for place in range(len(experiment.context.sizes)):
         sent = message(experiment, place=place)
         (update,) = engine.perform([sent])
-        assert isinstance(guard(sent, arrived(update)), Update)
+        assert isinstance(judged(guard, sent, arrived(update)), Update)
 
 
 def _first(tensors: Tensors) -> str:
@@ -162,8 +166,8 @@ LIES: dict[str, tuple[Json, str]] = {
     "another round": ({"round": 4}, "round = 4, expected 3"),
     "another size": ({"size": "0.5"}, "size = '0.5', expected '1.0'"),
     "another width": ({"width": 0.25}, "width = 0.25, expected"),
-    "another task": ({"task": "evaluate"}, "task = 'evaluate', expected 'train'"),
-    "true for one": ({"client": True}, "client = True, expected 1"),
+    "another job": ({"job": "evaluate"}, "job = 'evaluate', expected 'train'"),
+    "true for one": ({"client": True}, "client = True is not a whole number"),
     "no samples": ({"samples": 0}, "samples = 0, expected a whole number"),
     "fewer than none": ({"samples": -5}, "samples = -5"),
     "too many samples": ({"samples": 10**9}, "samples = 1000000000, expected a whole number from 1 to 1000000"),
@@ -182,32 +186,34 @@ LIES: dict[str, tuple[Json, str]] = {
 def test_a_lying_ticket_is_refused(lie: str) -> None:
     guard, sent, update = exchanged("flanc")
     change, said = LIES[lie]
-    why = refused(guard, sent, replace(update, ticket=update.ticket | change))
+    why = refused(guard, sent, update, **change)
     assert said in why
     assert "\x1b" not in why
 
 
 def test_a_ticket_that_lacks_something_is_refused() -> None:
     guard, sent, update = exchanged("flanc")
-    for key in sent.ticket:
-        left = {name: value for name, value in update.ticket.items() if name != key}
-        assert f"without {key}" in refused(guard, sent, replace(update, ticket=left))
+    for key in sent.ticket.to_json():
+        left = {name: value for name, value in update.to_json().items() if name != key}
+        answer = guard(sent, update.tensors, left)
+        assert isinstance(answer, Absence)
+        assert key in answer.why
     for nothing in (None, [], "ticket", 3):
-        assert refused(guard, sent, replace(update, ticket=nothing)) == "sent no ticket"
+        answer = guard(sent, update.tensors, nothing)
+        assert isinstance(answer, Absence)
+        assert "is no ticket" in answer.why
 
 
 def test_which_classes_a_client_has_is_checked_where_it_is_asked() -> None:
     guard, sent, update = exchanged("heterofl")
-    assert len(update.ticket["classes"]) == 10
+    assert len(update.classes or ()) == 10
     for lie in (None, [1] * 9, [2] * 10, [True] * 10, [0] * 10, "1111111111", [[1]] * 10):
-        assert "expected a 0 or 1 for each" in refused(
-            guard, sent, replace(update, ticket=update.ticket | {"classes": lie})
-        )
+        assert "expected a 0 or 1 for each" in refused(guard, sent, update, classes=lie)
 
 
 def test_what_should_stay_with_the_client_is_not_believed() -> None:
     guard, sent, update = exchanged("flanc")
-    answer = guard(sent, replace(update, keep={"secret": torch.ones(3)}))
+    answer = judged(guard, sent, replace(update, keep={"secret": torch.ones(3)}))
     assert isinstance(answer, Update)
     assert answer.keep == {}
 
@@ -229,7 +235,7 @@ def test_what_should_stay_with_the_client_is_not_believed() -> None:
 )
 def test_sums_that_nobody_could_have_counted_are_refused(sums: Any) -> None:
     guard, sent, update = exchanged("flanc", "evaluate")
-    assert "sent" in refused(guard, sent, replace(update, ticket=update.ticket | {"sums": sums}))
+    assert "sent" in refused(guard, sent, update, sums=sums)
 
 
 def test_statistics_that_no_data_has_are_refused() -> None:
@@ -243,7 +249,7 @@ def test_tracked_statistics_may_move_far_but_stay_statistics() -> None:
     guard, sent, update = exchanged("heterofl", "train", "tracked")
     (variance, *_) = [name for name in update.tensors if name.endswith("running_var")]
     far = update.tensors | {variance: torch.full_like(update.tensors[variance], 1e9)}
-    assert isinstance(guard(sent, replace(update, tensors=far)), Update)
+    assert isinstance(judged(guard, sent, replace(update, tensors=far)), Update)
     below = update.tensors | {variance: torch.full_like(update.tensors[variance], -1.0)}
     assert "statistics" in refused(guard, sent, replace(update, tensors=below))
 
@@ -268,7 +274,7 @@ def test_an_update_that_did_not_train_is_within_every_norm() -> None:
     _, sent, update = exchanged("flanc")
     strict = experiment.config.engine.model_copy(update={"update_norm": 1e-12})
     guard = Guard(experiment.context, experiment.method, strict, ["count", "correct", "loss"])
-    assert isinstance(guard(sent, replace(update, tensors=sent.tensors)), Update)
+    assert isinstance(judged(guard, sent, replace(update, tensors=sent.tensors)), Update)
 
 
 JSON = st.recursive(
@@ -281,7 +287,7 @@ JSON = st.recursive(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.dictionaries(
-        st.sampled_from(["client", "round", "size", "task", "samples", "loss", "classes", "width", "more"]),
+        st.sampled_from(["client", "round", "size", "job", "samples", "loss", "classes", "width", "more"]),
         JSON,
         min_size=1,
     ),
@@ -290,14 +296,14 @@ JSON = st.recursive(
 def test_no_ticket_makes_the_guard_stumble_or_believe(changes: Json, task: str) -> None:
     """Whatever a ticket says: an absence, or an update with the ticket that was sent."""
     guard, sent, update = exchanged("flanc", task)
-    answer = guard(sent, replace(update, ticket=update.ticket | changes))
+    answer = judged(guard, sent, update, **changes)
     if isinstance(answer, Update):
-        told = {"samples", "loss", "classes", "sums"}
-        assert {key: value for key, value in answer.ticket.items() if key not in told} == sent.ticket
+        assert answer.ticket == sent.ticket
         if task == "train":
-            assert type(answer.ticket["samples"]) is int
-            assert 0 < answer.ticket["samples"] <= 1_000_000
-            assert math.isfinite(answer.ticket["loss"])
+            assert type(answer.samples) is int
+            assert 0 < answer.samples <= 1_000_000
+            assert answer.loss is not None
+            assert math.isfinite(answer.loss)
     else:
         assert len(answer.why) < 1000
 
@@ -314,7 +320,7 @@ def test_what_gets_through_can_be_aggregated(place: int, shape: list[int], kind:
     guard, sent, update = exchanged("heterofl")
     experiment = made("heterofl")
     name = sorted(update.tensors)[place % len(update.tensors)]
-    answer = guard(sent, replace(update, tensors=update.tensors | {name: torch.full(shape, value).to(kind)}))
+    answer = judged(guard, sent, replace(update, tensors=update.tensors | {name: torch.full(shape, value).to(kind)}))
     if isinstance(answer, Update):
         state = experiment.method.init(experiment.context)
         after = experiment.method.aggregate(experiment.context, state, iter([answer]))
@@ -383,7 +389,7 @@ def gate(experiment: Experiment, **limits: Any) -> Gate:
 
 
 def sent_as(sub_model: SubModel) -> tuple[bytes, Json]:
-    return dump(sub_model.tensors, {}), json.loads(json.dumps(sub_model.ticket))
+    return dump(sub_model.tensors, {}), json.loads(json.dumps(sub_model.ticket.to_json()))
 
 
 def test_a_device_refuses_what_its_memory_cannot_hold() -> None:
@@ -413,9 +419,9 @@ def test_a_device_does_not_load_what_it_refuses(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "change",
     [
-        {"task": "echo"},
-        {"task": None},
-        {"task": ["train"]},
+        {"job": "echo"},
+        {"job": None},
+        {"job": ["train"]},
         {"client": -1},
         {"round": "1"},
         {"seed": 0.5},
@@ -435,12 +441,16 @@ def test_an_order_that_is_none_is_refused(change: Json) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.sampled_from(["task", "client", "width", "size", "seed", "round", "rate"]), JSON))
+@given(st.dictionaries(st.sampled_from(["job", "client", "width", "size", "seed", "round", "rate"]), JSON))
 def test_no_order_makes_the_gate_stumble(changes: Json) -> None:
     experiment = made("flanc")
     blob, ticket = sent_as(message(experiment))
     with suppress(TrustError):
-        gate(experiment, capacity=1.0)(blob, ticket | changes)
+        taken = gate(experiment, capacity=1.0)(blob, ticket | changes)
+        assert taken.ticket == Ticket.from_json(ticket | changes)
+        assert taken.ticket.job in ("train", "calibrate", "evaluate")
+        assert 0 < taken.ticket.width <= 1
+        assert taken.ticket.rate is None or taken.ticket.rate >= 0
 
 
 # Whose code -----------------------------------------------------------------------------------------
@@ -493,28 +503,31 @@ def answer(experiment: Experiment, task: str) -> Update:
     sent = message(experiment, task)
     engine = InProcess(experiment.context, experiment.method, small.experiment().shares, {})
     (update,) = engine.perform([sent])
-    checked = Guard.of(experiment)(sent, arrived(update))
+    checked = judged(Guard.of(experiment), sent, arrived(update))
     assert isinstance(checked, Update), checked
     return checked
 
 
 def test_counts_and_classes_leave_a_device_only_if_the_experiment_says_so() -> None:
-    told = answer(own(), "train").ticket
-    assert told["samples"] is None
-    assert told["classes"] is None
-    assert answer(own("samples"), "train").ticket["samples"] > 1
+    told = answer(own(), "train")
+    assert told.samples is None
+    assert told.classes is None
+    assert (answer(own("samples"), "train").samples or 0) > 1
     heterofl = own("labels", method={"name": "heterofl"})
-    assert sum(answer(heterofl, "train").ticket["classes"]) > 1
-    assert answer(heterofl, "train").ticket["samples"] is None
+    assert sum(answer(heterofl, "train").classes or ()) > 1
+    assert answer(heterofl, "train").samples is None
 
 
 def test_without_counts_a_device_tells_means() -> None:
-    silent, open_ = answer(own(), "evaluate").ticket, answer(own("samples"), "evaluate").ticket
-    assert silent["samples"] is None
-    assert silent["sums"]["count"] == 1.0
-    assert open_["sums"]["count"] == open_["samples"] > 1
+    silent, open_ = answer(own(), "evaluate"), answer(own("samples"), "evaluate")
+    assert silent.samples is None
+    assert silent.sums is not None
+    assert open_.sums is not None
+    assert silent.sums["count"] == 1.0
+    assert open_.sums["count"] == open_.samples
+    assert open_.sums["count"] > 1
     task = own().task
-    assert task.metrics(silent["sums"]) == pytest.approx(task.metrics(open_["sums"]))
+    assert task.metrics(silent.sums) == pytest.approx(task.metrics(open_.sums))
 
 
 def test_without_counts_statistics_do_not_tell_them_either() -> None:
@@ -533,8 +546,7 @@ def test_a_count_that_nobody_may_ask_for_is_refused() -> None:
     sent = message(experiment)
     engine = InProcess(experiment.context, experiment.method, small.experiment().shares, {})
     (update,) = engine.perform([sent])
-    lie = replace(arrived(update), ticket=update.ticket | {"samples": 7})
-    assert "which nobody may ask for" in refused(Guard.of(experiment), sent, lie)
+    assert "which nobody may ask for" in refused(Guard.of(experiment), sent, arrived(update), samples=7)
 
 
 def test_without_counts_every_device_counts_alike() -> None:
@@ -542,7 +554,7 @@ def test_without_counts_every_device_counts_alike() -> None:
     experiment = own()
     context, method = experiment.context, experiment.method
     engine = InProcess(context, method, small.experiment().shares, {})
-    sent = [replace(m, ticket=m.ticket | {"client": c}) for c in range(3) for m in [message(experiment, client=c)]]
+    sent = [message(experiment, client=client) for client in range(3)]
     updates = list(engine.perform(sent))
     after = method.aggregate(context, method.init(context), iter(updates))
     found = {name.rpartition("/")[2]: tensor for name, tensor in flatten(after)[0].items()}

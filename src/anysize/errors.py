@@ -48,3 +48,13 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(given, names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return f"unknown {kind} '{given}'{hint} Known: {', '.join(names) or 'none'}"
+
+
+def short(value: object) -> str:
+    """A value from outside in one short line, without characters that a terminal would obey.
+
+    >>> short("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    text = "".join(sign if sign.isprintable() else "?" for sign in repr(value)[:60])
+    return f"{text[:57]}..." if len(text) == 60 else text

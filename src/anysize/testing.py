@@ -81,9 +81,9 @@ class Trial:
         return Client(position, position, size, 1, self.experiment.shares.samples(position), self.context.seed)
 
     def extract(self, client: Client) -> SubModel:
-        """What the client receives, ready for its task."""
+        """What the client receives, ready for its job."""
         message = self.method.extract(self.context, self.state, client)
-        return replace(message, ticket=message.ticket | {"task": client.task, "rate": 0.05})
+        return replace(message, ticket=replace(message.ticket, rate=0.05))
 
     def clients(self) -> list[Client]:
         """One client of each size, and one more of the smallest."""
@@ -104,7 +104,7 @@ class Trial:
         """The update of a client that learned nothing."""
         message = self.extract(client)
         update = self.method.pack(self.method.build(self.context.for_client(), message), message)
-        return replace(update, ticket=update.ticket | {"samples": client.samples, "loss": 0.0, "classes": None})
+        return replace(update, samples=client.samples, loss=0.0)
 
     def short(self, rounds: int = 2) -> Experiment:
         """The experiment again, with a few short rounds, each evaluated on the test set and on clients."""
@@ -213,7 +213,7 @@ def order_of_clients(trial: Trial) -> str | None:
 def scale_of_weights(trial: Trial) -> str | None:
     """Only the ratio of the clients' samples matters."""
     updates = trial.trained()
-    scaled = [replace(u, ticket=u.ticket | {"samples": 10 * u.ticket["samples"]}) for u in updates]
+    scaled = [replace(update, samples=10 * (update.samples or 0)) for update in updates]
     return _difference(trial.aggregate(updates), trial.aggregate(scaled), 1e-5)
 
 
@@ -343,7 +343,7 @@ def clients_run_what_is_customised(trial: Trial) -> str | None:
     after = trial.method.aggregate(trial.context, trial.state, iter(trial.trained()))
     for now in (trial, replace(trial, state=after)):
         for size in trial.method.sizes(trial.context):
-            asked = built(context, trial.method, now.extract(replace(trial.client(0, size), task="evaluate"))).eval()
+            asked = built(context, trial.method, now.extract(replace(trial.client(0, size), job="evaluate"))).eval()
             network = trial.method.customize(trial.context, now.state, size).eval()
             if [n.num_features for n in batch_norms(asked)] != [n.num_features for n in batch_norms(network)]:
                 return f"size {size.label}: other batch-norm layers than in the customised network"

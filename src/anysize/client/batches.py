@@ -77,4 +77,4 @@ def draw(part: Part, index: Tensor) -> Batch:
 
 def names_of(sub_model: SubModel) -> tuple[int, int, int]:
     ticket = sub_model.ticket
-    return int(ticket["seed"]), int(ticket["round"]), int(ticket["client"])
+    return ticket.seed, ticket.round, ticket.client

@@ -31,16 +31,16 @@ from anysize.client.objectives import masked_distillation, masked_objective
 from anysize.client.optimizer import optimizer_of
 from anysize.client.step import ClientLoss, TrainingStep
 from anysize.client.work import held_classes, learned, perform
-from anysize.data import Part, Shares
+from anysize.data import Part, Share
 from anysize.errors import ConfigError, MethodError
 from anysize.methods.base import Method
 from anysize.methods.context import Context
-from anysize.methods.messages import ParameterGroup, SubModel, Update
+from anysize.methods.messages import ParameterGroup, SubModel, Ticket, Update
 from anysize.methods.training import Batch
-from anysize.wire import Tensors
+from anysize.wire import Json, Tensors
 
 STACK = "stack"
-"""The key in a stack's ticket that holds its clients' tickets."""
+"""The key in a stack's ticket under which its clients' tickets, or their answers, are."""
 
 _CLIP_EPSILON = 1e-6  # as in torch's own clip_grad_norm_
 
@@ -55,51 +55,51 @@ def stacks(sub_models: Iterable[SubModel], limit: int, samples: Callable[[int], 
 def _kind(sub_model: SubModel, samples: Callable[[int], int]) -> object:
     """A key that is equal for clients that can be trained together, and different for all others."""
     ticket = sub_model.ticket
-    if ticket["task"] != "train":
+    if ticket.job != "train":
         return object()
     shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sub_model.tensors.items())
-    return ticket["size"], ticket["width"], samples(int(ticket["client"])), shapes
+    return ticket.size, ticket.width, samples(ticket.client), shapes
 
 
 def stack(sub_models: Sequence[SubModel]) -> SubModel:
     """Several sub-models of equal names and shapes as one, whose ticket holds their tickets.
 
-    >>> two = [SubModel({"w": torch.full((2,), float(c))}, {"client": c}) for c in range(2)]
-    >>> made = stack(two)
-    >>> made.tensors["w"].tolist(), [part.ticket["client"] for part in split(made)]
+    >>> tickets = [Ticket(c, round=1, seed=0, size="1.0", width=1.0, rate=0.1) for c in range(2)]
+    >>> made = stack([SubModel({"w": torch.full((2,), float(ticket.client))}, ticket) for ticket in tickets])
+    >>> made.tensors["w"].tolist(), [part.ticket.client for part in split(made)]
     ([[0.0, 0.0], [1.0, 1.0]], [0, 1])
     """
-    tickets = [sub_model.ticket for sub_model in sub_models]
-    return SubModel(_joined([sub_model.tensors for sub_model in sub_models]), tickets[0] | {STACK: tickets})
+    tickets = [sub_model.ticket.to_json() for sub_model in sub_models]
+    return SubModel(_joined([sub_model.tensors for sub_model in sub_models]), _with(sub_models[0].ticket, tickets))
 
 
 def split(stacked: SubModel) -> list[SubModel]:
     """The inverse of `stack`: its sub-models, as views."""
-    tickets = stacked.ticket[STACK]
+    tickets = map(Ticket.from_json, stacked.ticket.more[STACK])
     return [SubModel(_slice(stacked.tensors, i), ticket) for i, ticket in enumerate(tickets)]
 
 
 def parts_of(update: Update) -> Iterator[Update]:
     """The updates of a stack's clients, or the update itself."""
-    tickets = update.ticket.get(STACK)
-    if tickets is None:
+    notes = update.ticket.more.get(STACK)
+    if notes is None:
         yield update
         return
-    for i, ticket in enumerate(tickets):
-        yield Update(_slice(update.tensors, i), ticket)
+    for i, note in enumerate(notes):
+        yield Update.from_json(_slice(update.tensors, i), note)
 
 
 def perform_any(
     context: Context,
     method: Method[Any],
     sub_model: SubModel,
-    shares: Shares,
+    share: Callable[[int], Share],
     kept: Mapping[str, Tensor] | None = None,
 ) -> Update:
     """What `perform` returns for a client, or the stacked updates for a stack of clients."""
-    if STACK not in sub_model.ticket:
-        return perform(context, method, sub_model, shares.share(int(sub_model.ticket["client"])), kept)
-    own = [shares.share(int(ticket["client"])).train for ticket in sub_model.ticket[STACK]]
+    if STACK not in sub_model.ticket.more:
+        return perform(context, method, sub_model, share(sub_model.ticket.client), kept)
+    own = [share(client.ticket.client).train for client in split(sub_model)]
     return train_stack(context, method, sub_model, own)
 
 
@@ -115,7 +115,7 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
     classes = [held_classes(context, part) for part in data]
     mask = _mask(context, classes)
     groups = _stacked_groups(method.groups(modules[0]), modules[0], parameters)
-    optimizer = optimizer_of(context.training, groups, stacked.ticket["rate"])
+    optimizer = optimizer_of(context.training, groups, stacked.ticket.rate or 0.0)
     loss_of = vmap(_Loss(context, method, modules[0]), in_dims=(0, 0, 0, 0, 0, None if mask is None else 0, None))
 
     def losses(batch: Batch, number: int) -> Tensor:
@@ -136,10 +136,14 @@ def train_stack(context: Context, method: Method[Any], stacked: SubModel, data: 
         load_into(module, _slice({name: tensor.detach() for name, tensor in parameters.items()}, i))
         update = method.pack(module, client)
         told = learned(context, client, len(data[i]), float(sums[i]) / seen, classes[i])
-        updates.append(replace(update, ticket=update.ticket | told))
-    tickets = [update.ticket for update in updates]
+        updates.append(replace(update, **told))
     tensors = {name: tensor.cpu() for name, tensor in _joined([update.tensors for update in updates]).items()}
-    return Update(tensors, dict(stacked.ticket) | {STACK: tickets})
+    return Update(tensors, _with(stacked.ticket, [update.to_json() for update in updates]))
+
+
+def _with(ticket: Ticket, notes: Sequence[Json]) -> Ticket:
+    """The ticket of a stack: one client's, with what is said of or by each of them."""
+    return replace(ticket, more={**ticket.more, STACK: list(notes)})
 
 
 def _refused(count: int) -> int:

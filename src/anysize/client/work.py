@@ -43,7 +43,7 @@ normalise by the first one's statistics, as the finished network will."""
 def perform(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor] | None = None
 ) -> Update:
-    """Does what the ticket asks: "train", "calibrate" or "evaluate"; "echo" sends back what came, to time an engine.
+    """Does what the ticket asks: "train", "calibrate", "evaluate" or "echo".
 
     Args:
         context: what server and client both know.
@@ -52,9 +52,9 @@ def perform(
         share: the client's own data.
         kept: tensors that stayed with this client at its last turn.
     """
-    task = {"train": train, "calibrate": calibrate, "evaluate": evaluate, "echo": echo}[sub_model.ticket["task"]]
+    job = {"train": train, "calibrate": calibrate, "evaluate": evaluate, "echo": echo}[sub_model.ticket.job]
     with global_seed(derive(*names_of(sub_model), "layers")):
-        return task(context, method, sub_model, share, kept or {})
+        return job(context, method, sub_model, share, kept or {})
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def train(
     own = fitting(module, local, kept)
     load_into(module, own)
     module.train()
-    optimizer = make_optimizer(context, method, module, sub_model.ticket["rate"])
+    optimizer = make_optimizer(context, method, module, sub_model.ticket.rate or 0.0)
     momentum = method.momentum_buffers(module) if isinstance(method, CarriesMomentum) else {}
     for parameter, buffer in momentum.items():
         optimizer.state[parameter]["momentum_buffer"].copy_(buffer)
@@ -106,14 +106,14 @@ def train(
     # The module trains the next client too, so what leaves it gets memory of its own.
     tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
     keep = {name: tensors.pop(name) for name in local}
-    return Update(tensors, update.ticket | told, keep)
+    return replace(update, tensors=tensors, keep=keep, **told)
 
 
 def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: float, classes: Tensor | None) -> Json:
     """What a client tells of its training besides the tensors; an error if its loss is no number any more."""
     if not math.isfinite(mean_loss):
         raise MethodError(
-            f"round {sub_model.ticket['round']}: the loss of client {sub_model.ticket['client']} is {mean_loss}: "
+            f"round {sub_model.ticket.round}: the loss of client {sub_model.ticket.client} is {mean_loss}: "
             "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
     # Label sets leave a client only where the chosen tricks need them, and the experiment allows it.
@@ -132,7 +132,7 @@ def calibrate(
     """
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*names_of(sub_model), "calibrate"))
-    order = order[: sub_model.ticket.get("calibration_samples")]
+    order = order[: sub_model.ticket.calibration_samples]
     fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
     drawn = (draw(share.train, i) for i in batches(order, EVALUATION_BATCH if fixed else context.training.batch_size))
     found = collect(module, (batch.x.to(context.device) for batch in drawn))
@@ -140,7 +140,7 @@ def calibrate(
         found = replace(found, counts=tuple(count / 2 for count in found.counts))
     if "samples" not in context.tells:  # values per sample, which the network knows: so every client counts alike
         found = replace(found, counts=tuple(count / len(order) for count in found.counts))
-    return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, dict(sub_model.ticket))
+    return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, sub_model.ticket)
 
 
 def evaluate(
@@ -148,15 +148,15 @@ def evaluate(
 ) -> Update:
     """Sums and counts of the metrics on the client's own held-out share."""
     if share.held_out is None:
-        raise DataError(f"client {sub_model.ticket['client']} has no held-out share; set data.validation above 0")
+        raise DataError(f"client {sub_model.ticket.client} has no held-out share; set data.validation above 0")
     module = with_fixed_statistics(context, method, sub_model)
     load_into(module, fitting(module, local_names(context, module), kept))
-    sums = measure(context, module, share.held_out, sub_model.ticket.get("batch_size", EVALUATION_BATCH))
+    sums = measure(context, module, share.held_out, sub_model.ticket.batch_size or EVALUATION_BATCH)
     count = len(share.held_out)
     if "samples" in context.tells:
-        return Update({}, sub_model.ticket | {"sums": sums, "samples": count})
-    means = {name: value / count for name, value in sums.items()}  # so every client counts alike
-    return Update({}, sub_model.ticket | {"sums": means, "samples": None})
+        return Update({}, sub_model.ticket, samples=count, sums=sums)
+    means = {name: value / count for name, value in sums.items()}  # so every client counts the same
+    return Update({}, sub_model.ticket, sums=means)
 
 
 def echo(

@@ -24,7 +24,9 @@ from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.elastic.tracing.forward import unread_masks, without_data
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Masked
 from anysize.methods.context import Context
+from anysize.methods.kit import trained_parameters
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch
@@ -82,7 +84,7 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     """
     client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
     message = method.extract(context, state, client)
-    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    message = replace(message, ticket=replace(message.ticket, rate=0.1))
     finished = method.customize(context, state, trained(method, context, size))
     network, x = hollow(finished, constants=False), example.x.to("meta")
     macs, by_layer = forward_macs(network, x), layer_macs(network, x)
@@ -101,11 +103,11 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
     batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
     training, held = step_cost(context, method, module, batch)
     return {
-        "parameters": method.parameters(module, meta),
+        "parameters": method.trained(module, meta) if isinstance(method, Masked) else trained_parameters(module),
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
-        "bytes_down": size_bytes(meta.tensors, meta.ticket),
-        "bytes_up": size_bytes(answer.tensors, answer.ticket | _measured(context)),
+        "bytes_down": size_bytes(meta.tensors, meta.ticket.to_json()),
+        "bytes_up": size_bytes(answer.tensors, replace(answer, **_measured(context)).to_json()),
     }
 
 
@@ -294,6 +296,6 @@ class HeldBytes:
 
 
 def _measured(context: Context) -> dict[str, Any]:
-    """What a client adds to its ticket, at its usual length."""
+    """What a client tells besides its tensors, at its usual length."""
     classes = [1] * context.classes if context.tricks.classwise_head and context.classes is not None else None
     return {"samples": 1000 if "samples" in context.tells else None, "loss": 0.123456789, "classes": classes}

@@ -93,18 +93,18 @@ class Costs:
             return counted
         return allowed(counted, budget, lambda size: {**self.units(size), "latency_ms": timed(size)})
 
-    def most(self, limits: Limits, task: str) -> dict[str, float]:
+    def most(self, limits: Limits, job: str) -> dict[str, float]:
         """In every unit of `message_cost`, the most that a message costs of a size within the limits; empty if none is.
 
         Args:
             limits: the device's.
-            task: "train", or one of those that ask about the finished network.
+            job: "train", or one of those that ask about the finished network.
         """
-        if (limits, task) not in self._most:
+        if (limits, job) not in self._most:
             sizes = self.allowed(limits, self._context.sizes)
-            costs = [self.of(self.message(size, task)) for size in sizes]
-            self._most[limits, task] = {unit: max(c[unit] for c in costs) for unit in (costs[0] if costs else ())}
-        return self._most[limits, task]
+            costs = [self.of(self.message(size, job)) for size in sizes]
+            self._most[limits, job] = {unit: max(c[unit] for c in costs) for unit in (costs[0] if costs else ())}
+        return self._most[limits, job]
 
     def of(self, sub_model: SubModel) -> dict[str, float]:
         """The `message_cost` of a message; counted once for all of its kind."""
@@ -123,14 +123,13 @@ class Costs:
             self._units[key] = self._shaped(lambda: measure(context, self._method, state, size, self._example).units())
         return self._units[key]
 
-    def message(self, size: Size, task: str) -> SubModel:
+    def message(self, size: Size, job: str) -> SubModel:
         """What a client of that size is sent, on the meta device; of a finished network with its statistics."""
         context, state = self._state(self._context.sizes)
-        client = Client(0, 0, size, 1, len(self._example.x), context.seed, task)
+        client = Client(0, 0, size, 1, len(self._example.x), context.seed, job)
         made = on_meta(self._shaped(lambda: self._method.extract(context, state, client)))
-        made = replace(made, ticket=made.ticket | {"task": task} | ({"rate": 0.1} if task == "train" else {}))
         if not made.finished:
-            return made
+            return replace(made, ticket=replace(made.ticket, rate=0.1))
         forms = statistics_form(finished_network(self._context, self._method, made))
         sent = {STATISTICS + n: torch.empty(shape, dtype=kind, device="meta") for n, (shape, kind) in forms.items()}
         return replace(made, tensors=made.tensors | sent)
@@ -190,7 +189,7 @@ def shapes_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 def kind_of(sub_model: SubModel) -> str:
     """What the form and the cost of a message depend on: its shapes, and its ticket but for whom and when."""
-    asked = {key: value for key, value in sub_model.ticket.items() if key not in _VOLATILE}
+    asked = {key: value for key, value in sub_model.ticket.to_json().items() if key not in _VOLATILE}
     shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in sorted(sub_model.tensors.items())]
     return json.dumps([asked, shapes], sort_keys=True)
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from anysize.client.process import hold_memory, one_thread
-from anysize.client.work import perform
+from anysize.client.process import hold_memory
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
-from anysize.deploy.gate import Gate, accepted, accepted_sizes, refuse_upper_bounds
+from anysize.deploy.gate import Gate, accepted, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.deploy.timing import own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.messages import blobs_in, note_in, record, with_note
-from anysize.engines.workers.loop import client_context
+from anysize.engines.service import ClientService
 from anysize.errors import AnysizeError
-from anysize.experiment.experiment import Experiment
-from anysize.experiment.signature import Signature
+from anysize.experiment.brief import Brief
 from anysize.methods.messages import Update
 from anysize.wire import Json, dump
 
@@ -75,7 +73,7 @@ class Service:
             return with_note(self.told(), record([]))
         updates = list(self._updates(known, note["tickets"], blobs_in(content)))
         blobs = [dump(update.tensors, {}) for update in updates]
-        return with_note({"tickets": [update.ticket for update in updates], **self.told()}, record(blobs))
+        return with_note({"notes": [update.to_json() for update in updates], **self.told()}, record(blobs))
 
     def told(self, timed: bool = True) -> Json:
         """What the device tells of itself with every answer: what it can afford next, as its file says now."""
@@ -93,8 +91,7 @@ class Service:
 
     def _updates(self, known: Knowledge, tickets: Sequence[Json], blobs: Sequence[bytes]) -> Iterator[Update]:
         for ticket, blob in zip(tickets, blobs, strict=True):
-            with one_thread(), known.experiment.blamed(f"device {self._device.name}"):
-                yield known.answer(blob, ticket)
+            yield known.answer(blob, ticket)
 
     def _known(self, hello: Json) -> Knowledge:
         told = json.dumps(hello, sort_keys=True)
@@ -108,14 +105,13 @@ class Knowledge:
     """What a device makes of an experiment that a server tells it of."""
 
     def __init__(self, device: DeviceConfig, hello: Json) -> None:
-        config = accepted(str(hello["config"]), device)
-        signature = Signature.from_json(hello["signature"])
-        self.experiment = Experiment.from_config(config, (signature, accepted_sizes(hello["sizes"])))
-        refuse_upper_bounds(self.experiment.method)
-        self._share = own_data.own_share(device, config, signature)
+        brief = Brief.from_json(hello["brief"], partial(accepted, device=device))
+        config, experiment = brief.config, brief.experiment()
+        refuse_upper_bounds(experiment.method)
+        own = own_data.own_share(device, config, brief.known.signature)
         with weightless():
-            self._context = client_context(self.experiment)
-        known = (self._context, self.experiment.method, self.experiment.example)
+            self._service = ClientService.of(experiment, lambda client: own)
+        known = (self._service.context, experiment.method, experiment.example)
         self._gate = Gate(*known, device.limits, config.devices.capacity_of, own_latency(*known, device.memory_bytes))
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
 
@@ -130,10 +126,10 @@ class Knowledge:
     def answer(self, blob: bytes, ticket: Any) -> Update:
         """What it makes of a sub-model, if it can afford it; what stays here is kept for the next turn."""
         sub_model = self._gate(blob, ticket)
-        number, method = int(sub_model.ticket["round"]), self.experiment.method
-        update = perform(self._context, method, sub_model, self._share, self._kept.before(number))
-        if sub_model.ticket["task"] == "train":
-            self._kept.put(number, update.keep)
+        round = sub_model.ticket.round
+        update = self._service.answer(sub_model, self._kept.before(round))
+        if sub_model.ticket.job == "train":
+            self._kept.put(round, update.keep)
         return update
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, RecordDict
 
-from anysize import config as configs
 from anysize import interrupts
 from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.device_file import Limits
@@ -22,10 +21,11 @@ from anysize.devices.fleet import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.engines.messages import blobs_in, note_in, record, with_note
 from anysize.errors import AnysizeError
+from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment
-from anysize.methods.messages import SubModel, Update
+from anysize.methods.messages import SubModel, Ticket, Update
 from anysize.profiling import stage
-from anysize.wire import Json, dump, load
+from anysize.wire import Json, Tensors, dump, load
 
 _POLL_SECONDS = 0.1
 _SLOWEST_POLL_SECONDS = 1.0
@@ -33,7 +33,7 @@ _INTRODUCTION_SECONDS = 20.0  # the most that a round waits for devices that hav
 _RETURN_SECONDS = 120.0  # the most that a round waits for enough devices, where engine.round_timeout says nothing
 _QUERY_LIFE_SECONDS = 600.0
 
-Check = Callable[[SubModel, Update], Update | Absence]
+Check = Callable[[SubModel, Tensors, Any], Update | Absence]
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _Request:
     """
 
     client: int
-    tickets: list[Json] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
     blobs: list[str] = field(default_factory=list)
     message: str | None = None
     why: str = ""
@@ -96,12 +96,7 @@ class Devices(Engine):
         self._experiment, self._link, self._roster = experiment, link, roster
         self._check, self._on_event = check, on_event
         self._options = experiment.config.engine
-        self._hello = {
-            "run": roster.run,
-            "config": configs.dumps(experiment.complete),
-            "signature": experiment.signature.to_json(),
-            "sizes": [asdict(size) for size in experiment.sizes],
-        }
+        self._hello = {"run": roster.run, "brief": Brief.of(experiment).to_json()}
         self._here = _Attendance()
         self._last: tuple[list[str], ArrayRecord] | None = None
         context, method = experiment.context.for_client(), experiment.method
@@ -147,8 +142,8 @@ class Devices(Engine):
         """
         collected: dict[int, _Request] = {}
         for sub_model in sub_models:
-            client = int(sub_model.ticket["client"])
-            together = sub_model.ticket["task"] == "calibrate"
+            client = sub_model.ticket.client
+            together = sub_model.ticket.job == "calibrate"
             request = collected.setdefault(client, _Request(client)) if together else _Request(client)
             request.tickets.append(sub_model.ticket)
             request.blobs.append(spool.put(dump(sub_model.tensors, {})))
@@ -164,10 +159,11 @@ class Devices(Engine):
             request.why = "is not connected"
             return
         ticket, seconds = request.tickets[0], self._options.round_timeout
-        kind: Kind = "train" if ticket["task"] == "train" else "evaluate"
+        kind: Kind = "train" if ticket.job == "train" else "evaluate"
         with stage("send"):
-            content = with_note({"hello": self._hello, "tickets": request.tickets}, self._record(request.blobs, spool))
-            request.message = self._link.send(node.id, kind, content, int(ticket["round"]), seconds)
+            note = {"hello": self._hello, "tickets": [ticket.to_json() for ticket in request.tickets]}
+            content = with_note(note, self._record(request.blobs, spool))
+            request.message = self._link.send(node.id, kind, content, ticket.round, seconds)
         request.why = "could not be reached"
 
     def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord:
@@ -199,11 +195,11 @@ class Devices(Engine):
             self._hear(request.client, note)
             if "failure" in note:
                 return _absent(request, plain(note["failure"]))
-            tickets = note.get("tickets")
-            if not isinstance(tickets, list) or not len(tickets) == len(blobs) == len(request.tickets):
+            notes = note.get("notes")
+            if not isinstance(notes, list) or not len(notes) == len(blobs) == len(request.tickets):
                 return _absent(request, f"sent rubbish: {len(blobs)} answers to {len(request.tickets)} questions")
             sent = [spool.sub_model(name, ticket) for name, ticket in zip(request.blobs, request.tickets)]
-            return [self._check(*entry) for entry in zip(sent, map(_update, tickets, blobs))]
+            return [self._check(asked, load(blob)[0], note) for asked, blob, note in zip(sent, blobs, notes)]
         except AnysizeError as error:
             return _absent(request, f"sent rubbish: {plain(str(error))}")
 
@@ -292,13 +288,6 @@ class Devices(Engine):
 
 def _absent(request: _Request, why: str) -> list[Update | Absence]:
     return [Absence(request.client, why) for _ in request.tickets]
-
-
-def _update(ticket: Any, blob: bytes) -> Update:
-    """The update of a ticket and a blob, as they came; an error if they are none."""
-    if not isinstance(ticket, dict):
-        raise AnysizeError("an answer without a ticket")
-    return Update(load(blob)[0], ticket)
 
 
 def _introduced(node: Node, content: RecordDict | None, error: str) -> Introduction:

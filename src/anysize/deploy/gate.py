@@ -14,14 +14,11 @@ from anysize import config as configs
 from anysize.config.tables import ExperimentConfig
 from anysize.cost.memory import available_bytes
 from anysize.deploy.affordable import Costs, Latency
-from anysize.deploy.checks import is_number, short
 from anysize.deploy.device_file import DeviceConfig, Limits
-from anysize.deploy.guard import TOLD
-from anysize.errors import AnysizeError, TrustError
+from anysize.errors import AnysizeError, TrustError, short
 from anysize.methods.base import Method
 from anysize.methods.context import Context
-from anysize.methods.messages import SubModel
-from anysize.methods.size import Size
+from anysize.methods.messages import SubModel, Ticket
 from anysize.methods.training import Batch
 from anysize.wire import load, peek
 
@@ -57,25 +54,6 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
     return config
 
 
-def accepted_sizes(told: Any) -> tuple[Size, ...]:
-    """The sizes that a server says its fleet trains, smallest first, as every method expects them.
-
-    Raises:
-        TrustError: if they are none.
-
-    >>> [size.label for size in accepted_sizes([{"width": 1.0}, {"width": 0.25}])]
-    ['0.25', '1.0']
-    """
-    try:
-        sizes = sorted((Size(**size) for size in told), key=lambda size: size.order)
-        fine = all(0 < s.width <= 1 and 0 <= s.mask < 1 and (s.depth or 1) >= 1 for s in sizes)
-    except TypeError:
-        sizes, fine = [], False
-    if not sizes or not fine:
-        raise TrustError(f"the server's sizes, {short(told)}, are none that a network can have")
-    return tuple(sizes)
-
-
 class Gate:
     """A device's door: `gate(blob, ticket)` is the sub-model in a message, unless the device cannot afford it.
 
@@ -107,10 +85,14 @@ class Gate:
         Raises:
             TrustError: the device cannot afford it, it is not what its ticket says, or it is damaged.
         """
-        reasons = list(_order_problems(ticket)) or self.refusals(SubModel(peek(blob), ticket))
+        try:
+            asked = Ticket.from_json(ticket)
+        except TrustError as error:
+            raise TrustError(f"refused what the server sent: {error}") from None
+        reasons = self.refusals(SubModel(peek(blob), asked))
         if reasons:
             raise TrustError(f"refused what the server sent: {'; '.join(reasons)}")
-        return SubModel(load(blob)[0], ticket)
+        return SubModel(load(blob)[0], asked)
 
     def latencies(self) -> dict[str, float]:
         """The milliseconds of a training step of each size that fits but for its time; empty if time is not limited."""
@@ -122,43 +104,26 @@ class Gate:
 
     def refusals(self, sub_model: SubModel) -> list[str]:
         """Why the device does not take a sub-model, whose numbers it has not seen; nothing if it does."""
+        if sub_model.ticket.job == "echo":
+            return ["devices do not echo"]
         try:
             costs = self._costs.of(sub_model)
         except (AnysizeError, RuntimeError, KeyError, TypeError, ValueError) as error:
             return [f"it does not make the network that its ticket says ({short(str(error))})"]
-        over = list(self._above(costs, sub_model.ticket["task"]))
+        over = list(self._above(costs, sub_model.ticket.job))
         free = self.limits.memory_bytes or available_bytes()
         if free is not None and costs["memory_bytes"] > free:
             over.append(f"it takes {costs['memory_bytes']:.3g} bytes of memory, and {free:.3g} are free")
         return over
 
-    def _above(self, costs: Mapping[str, float], task: str) -> Iterator[str]:
+    def _above(self, costs: Mapping[str, float], job: str) -> Iterator[str]:
         """In which units a message costs more than any size that the device's capacity or budget allows."""
         if self.limits.capacity is None and self.limits.budget is None:
             return
-        most = self._costs.most(self.limits, task)
+        most = self._costs.most(self.limits, job)
         if not most:
             yield f"this device's {self.limits} allows none of the sizes that the experiment trains"
             return
         for unit, cost in costs.items():
             if unit != "memory_bytes" and cost > most[unit]:
                 yield f"{unit} = {cost:.0f}, and this device's {self.limits} allows {most[unit]:.0f}"
-
-
-def _order_problems(ticket: Any) -> Iterator[str]:
-    """What is wrong with what a server asks for."""
-    if not isinstance(ticket, dict):
-        yield "there is no ticket"
-        return
-    if ticket.get("task") not in list(TOLD):
-        yield f"task {short(ticket.get('task'))} is none of {', '.join(TOLD)}"
-    for key in ("client", "round", "seed"):
-        if type(ticket.get(key)) is not int or ticket[key] < 0:
-            yield f"{key} = {short(ticket.get(key))} is no whole number"
-    if not is_number(ticket.get("width")) or not 0 < ticket["width"] <= 1:
-        yield f"width = {short(ticket.get('width'))} is not above 0 and at most 1"
-    if ticket.get("task") == "train" and (not is_number(ticket.get("rate")) or ticket["rate"] < 0):
-        yield f"rate = {short(ticket.get('rate'))} is no learning rate"
-    for key in ("batch_size", "calibration_samples"):
-        if ticket.get(key) is not None and (type(ticket[key]) is not int or ticket[key] < 1):
-            yield f"{key} = {short(ticket[key])} is no number of samples"

@@ -20,22 +20,15 @@ from torch import Tensor
 from anysize.config.tables import EngineConfig
 from anysize.cost.count import answered, on_meta
 from anysize.deploy.affordable import REMEMBERED, finished_network, kind_of, statistics_form, without_statistics
-from anysize.deploy.checks import is_number, short
 from anysize.elastic.norm import batch_norms
 from anysize.engines.base import Absence
+from anysize.errors import TrustError, short
 from anysize.experiment.experiment import Experiment, example_sums
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.kit import finite
-from anysize.methods.messages import SubModel, Update
-
-TOLD: Mapping[str, tuple[str, ...]] = {
-    "train": ("samples", "loss", "classes"),
-    "evaluate": ("samples", "sums"),
-    "calibrate": (),
-}
-"""By task, what an answer's ticket says that the message's did not."""
-
+from anysize.methods.messages import ANSWERS, SubModel, Ticket, Update, is_number
+from anysize.wire import Tensors
 
 _SHOWN = 3  # problems of an answer that are named
 
@@ -61,11 +54,11 @@ class Form:
 
 def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
     """The form of the answer to a message, found without its numbers by building and packing an untrained network."""
-    task = sub_model.ticket["task"]
-    if task == "evaluate":
+    job = sub_model.ticket.job
+    if job == "evaluate":
         return Form({})
     meta = on_meta(replace(sub_model, tensors=without_statistics(sub_model.tensors)))
-    if task == "calibrate":
+    if job == "calibrate":
         shapes = statistics_form(finished_network(context, method, meta))
         return Form(shapes, {name: name.rpartition(".")[2] for name in shapes})
     module, answer = answered(context, method, meta)
@@ -73,7 +66,7 @@ def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
     storages = {_storage(buffer): "count" if not buffer.is_floating_point() else "mean" for buffer in module.buffers()}
     storages |= {_storage(n.running_var): "variance" for n in batch_norms(module) if n.running_var is not None}
     kinds = {name: storages[_storage(t)] for name, t in tensors.items() if _storage(t) in storages}
-    added = frozenset(answer.ticket) - frozenset(meta.ticket)
+    added = frozenset(answer.ticket.more) - frozenset(meta.ticket.more)
     return Form({name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}, kinds, added)
 
 
@@ -82,7 +75,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class Guard:
-    """The server's door: `guard(sub_model, update)` is the update, cleared of what was not asked for, or an absence.
+    """The server's door: `guard(sub_model, tensors, note)` is the update that came, or an absence.
 
     Args:
         context: the server's.
@@ -104,11 +97,21 @@ class Guard:
         options = experiment.config.engine
         return cls(experiment.context, experiment.method, options, example_sums(experiment))
 
-    def __call__(self, sub_model: SubModel, update: Update) -> Update | Absence:
-        """The update if it is what the message asked for, else who sent it and what is wrong."""
-        client, expected = int(sub_model.ticket["client"]), self.form(sub_model)
+    def __call__(self, sub_model: SubModel, tensors: Tensors, note: Any) -> Update | Absence:
+        """The update if it is what the message asked for, else who sent it and what is wrong.
+
+        Args:
+            sub_model: what was sent.
+            tensors: what came.
+            note: what came with them: what `Update.to_json` gives, if the client is honest.
+        """
+        client, expected = sub_model.ticket.client, self.form(sub_model)
+        try:
+            update = Update.from_json(tensors, note)
+        except TrustError as error:
+            return Absence(client, f"sent a wrong ticket: {error}")
         for problems in (
-            self._ticket_problems(sub_model, update.ticket, expected),
+            self._ticket_problems(sub_model.ticket, update, expected),
             _form_problems(update.tensors, expected),
             _number_problems(update.tensors, expected),
             self._norm_problems(sub_model, update, expected),
@@ -117,9 +120,8 @@ class Guard:
             if found:
                 more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
                 return Absence(client, "; ".join(found[:_SHOWN]) + more)
-        told = {*TOLD[sub_model.ticket["task"]], *expected.keys}
-        said = {key: value for key, value in update.ticket.items() if key in told}
-        return Update(update.tensors, sub_model.ticket | said)
+        said = {key: value for key, value in update.ticket.more.items() if key in expected.keys}
+        return replace(update, ticket=replace(sub_model.ticket, more={**sub_model.ticket.more, **said}))
 
     def form(self, sub_model: SubModel) -> Form:
         """The form of the answer to a message; found once for all messages of one kind."""
@@ -130,22 +132,19 @@ class Guard:
             self._forms[kind] = form(self._context, self._method, sub_model)
         return self._forms[kind]
 
-    def _ticket_problems(self, sub_model: SubModel, ticket: Any, expected: Form) -> Iterator[str]:
-        if not isinstance(ticket, dict):
-            yield "sent no ticket"
-            return
-        sent = json.loads(json.dumps(sub_model.ticket))  # as it arrived
-        told = TOLD[sent["task"]]
-        for key, value in sent.items():
-            if key not in ticket:
+    def _ticket_problems(self, sent: Ticket, update: Update, expected: Form) -> Iterator[str]:
+        """Where an answer's ticket is not the one that was sent, and what it should not tell."""
+        asked, came = sent.to_json(), update.ticket.to_json()
+        for key, value in asked.items():
+            if key not in came:
                 yield f"sent a ticket without {key}"
-            elif not _same(ticket[key], value):
-                yield f"sent a ticket with {key} = {short(ticket[key])}, expected {short(value)}"
-        for key in sorted(set(map(str, ticket)) - set(sent) - set(told) - expected.keys):
+            elif not _same(came[key], value):
+                yield f"sent a ticket with {key} = {short(came[key])}, expected {short(value)}"
+        for key in sorted(set(came) - set(asked) - expected.keys):
             yield f"sent a ticket with {short(key)}, which nobody asked for"
         checks = {"samples": self._samples, "loss": _loss, "classes": self._classes, "sums": self._metrics}
-        for key in told:
-            yield from checks[key](ticket.get(key))
+        for key in ANSWERS[sent.job]:
+            yield from checks[key](getattr(update, key))
 
     def _samples(self, samples: Any) -> Iterator[str]:
         most = self._options.max_samples

@@ -31,7 +31,8 @@ def present(answers: Iterable[Update | Absence], missing: list[Absence]) -> Iter
     """The updates among the answers, in order; the absences are put into `missing`.
 
     >>> missing = []
-    >>> [update.ticket["client"] for update in present([Update({}, {"client": 0}), Absence(1, "too late")], missing)]
+    >>> update = Update({}, Ticket(client=0, round=1, seed=0, size="1.0", width=1.0))
+    >>> [answer.ticket.client for answer in present([update, Absence(1, "too late")], missing)]
     [0]
     >>> missing
     [Absence(client=1, why='too late')]
@@ -44,7 +45,7 @@ def present(answers: Iterable[Update | Absence], missing: list[Absence]) -> Iter
 
 
 class Engine(ABC):
-    """Runs client tasks; a context manager, since some engines have workers to stop."""
+    """Runs clients' jobs; a context manager, since some engines have workers to stop."""
 
     @abstractmethod
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:

@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from anysize import interrupts
-from anysize.client.process import hold_memory, one_thread
-from anysize.client.work import perform
+from anysize.client.process import hold_memory
 from anysize.config.extras import needs
 from anysize.engines.base import Engine
 from anysize.engines.folder import new_folder
+from anysize.engines.service import ClientService
 from anysize.engines.workers.engine import described, raised
-from anysize.engines.workers.loop import client_context, experiment_of, failure
+from anysize.engines.workers.loop import experiment_of, failure
 from anysize.errors import AnysizeError, ConfigError
 from anysize.experiment.experiment import Experiment
-from anysize.methods.messages import SubModel, Update
+from anysize.methods.messages import SubModel, Ticket, Update
 from anysize.profiling import stage
-from anysize.wire import Json, Tensors
+from anysize.wire import Tensors
 
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -57,7 +57,7 @@ _START_SECONDS = 180
 _POLL_SECONDS = 0.02
 
 client_app = ClientApp()
-"""What runs on every node: one function for the three client tasks."""
+"""What runs on every node: one function for all jobs."""
 
 
 @client_app.train()
@@ -65,34 +65,20 @@ def perform_message(message: Message, context: Context) -> Message:
     """Does what the ticket asks and answers with the update, or with the error that ended it."""
     note, tensors, kept = unpacked(message.content)
     try:
-        update = _known(note["hello"]).answer(SubModel(tensors, note["ticket"]), kept)
+        update = _known(note["hello"]).answer(SubModel(tensors, Ticket.from_json(note["ticket"])), kept)
     except Exception as error:
         return Message(packed({"failure": json.loads(failure(error))}), reply_to=message)
-    return Message(packed({"ticket": update.ticket}, update.tensors, update.keep), reply_to=message)
-
-
-class _Knowledge:
-    """What a node's process knows of an experiment."""
-
-    def __init__(self, hello: Json) -> None:
-        hold_memory()
-        if hello["data"] is not None and not Path(hello["data"]["file"]).exists():
-            hello = hello | {"data": None}  # another machine of the cluster: it loads the data by name
-        self._experiment = experiment_of(hello)
-        self._method, self._shares = self._experiment.method, self._experiment.shares
-        self._context = client_context(self._experiment)
-
-    def answer(self, sub_model: SubModel, kept: Tensors) -> Update:
-        """What a client makes of a sub-model."""
-        ticket = sub_model.ticket
-        share = self._shares.share(int(ticket["client"]))
-        with one_thread(), self._experiment.blamed(f"round {ticket['round']}, client {ticket['client']}"):
-            return perform(self._context, self._method, sub_model, share, kept)
+    return Message(packed({"note": update.to_json()}, update.tensors, update.keep), reply_to=message)
 
 
 @cache
-def _known(hello: str) -> _Knowledge:
-    return _Knowledge(json.loads(hello))
+def _known(text: str) -> ClientService:
+    """What a node's process does for the clients of an experiment."""
+    hold_memory()
+    hello = json.loads(text)
+    if hello["data"] is not None and not Path(hello["data"]["file"]).exists():
+        hello = hello | {"data": None}  # another machine of the cluster: it loads the data by name
+    return ClientService.of(experiment_of(hello))
 
 
 class Flower(Engine):
@@ -145,8 +131,8 @@ class Flower(Engine):
 
     def _send(self, sub_model: SubModel, node: int) -> str:
         with stage("send"):
-            kept = self._kept.get(int(sub_model.ticket["client"]))
-            content = packed({"hello": self._hello, "ticket": sub_model.ticket}, sub_model.tensors, kept)
+            kept = self._kept.get(sub_model.ticket.client)
+            content = packed({"hello": self._hello, "ticket": sub_model.ticket.to_json()}, sub_model.tensors, kept)
             (sent,) = self._grid.push_messages([Message(content, dst_node_id=node, message_type=MessageType.TRAIN)])
         return sent
 
@@ -172,7 +158,7 @@ def update_in(content: RecordDict) -> Update:
     note, tensors, kept = unpacked(content)
     if "failure" in note:
         raise raised(note["failure"])
-    return Update(tensors, note["ticket"], kept)
+    return Update.from_json(tensors, note["note"], kept)
 
 
 class _Simulation:

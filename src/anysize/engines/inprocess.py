@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from anysize.client.process import one_thread
-from anysize.client.stacking import perform_any
 from anysize.data import Shares
 from anysize.engines.base import Engine
+from anysize.engines.service import ClientService
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Update
@@ -27,14 +26,11 @@ class InProcess(Engine):
     """
 
     def __init__(self, context: Context, method: Method[Any], shares: Shares, kept: Mapping[int, Tensors]) -> None:
-        self._context = context.for_client()
-        self._method = method
-        self._shares = shares
+        self._service = ClientService(context.for_client(), method, shares.share)
         self._kept = kept
 
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
         for sub_model in sub_models:
-            client = int(sub_model.ticket["client"])
-            with one_thread(), measuring(None):  # a client's time is all one stage, as with workers
-                update = perform_any(self._context, self._method, sub_model, self._shares, self._kept.get(client))
+            with measuring(None):  # a client's time is all one stage, as with workers
+                update = self._service.answer(sub_model, self._kept.get(sub_model.ticket.client))
             yield update

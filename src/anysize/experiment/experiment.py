@@ -89,11 +89,16 @@ class Experiment(Setup):
             other.__dict__.update({key: self.__dict__[key] for key in ("source", "tested") if key in self.__dict__})
         return other
 
+    def forget_weights(self) -> None:
+        """Frees the full network's weights and what holds them; asked for again, they are made again."""
+        for part in ("context", "model", "_template"):
+            self.__dict__.pop(part, None)
+
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
         """The sizes that the fleet trains, smallest first."""
         if self._known is not None:
-            return self._known[1]
+            return self._known.sizes
         by_label = {size.label: size for size in self.size_of_group.values()}
         return tuple(sorted(by_label.values(), key=lambda size: size.order))
 

@@ -61,7 +61,7 @@ def _cost(setup: Setup, table: Table, entry: Entry, timed: bool) -> dict[str, fl
     if not timed:
         return units
     message = method.extract(context, state, Client(0, 0, entry.size, 1, 1, context.seed))
-    message = replace(message, ticket=message.ticket | {"task": "train", "rate": 0.1})
+    message = replace(message, ticket=replace(message.ticket, rate=0.1))
     return units | {"latency_ms": step_latency_ms(context, method, message, setup.example)}
 
 

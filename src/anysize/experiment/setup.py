@@ -30,7 +30,7 @@ from anysize.elastic.depth import Stage, stages
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import hollow, tensors_of
 from anysize.errors import AnysizeError, ConfigError, DataError, unknown
-from anysize.experiment.signature import Signature, declared
+from anysize.experiment.signature import Known, Signature, declared
 from anysize.experiment.weights import with_frozen, with_weights
 from anysize.methods import Method, make, name_of
 from anysize.methods.context import Context, Proxy
@@ -122,12 +122,10 @@ class Setup:
         tables |= {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items() if v is not None}
         self.config = from_dict(tables)
         self._pretrained = pretrained
-        self._known: tuple[Signature, tuple[Size, ...]] | None = None
+        self._known: Known | None = None
 
     @classmethod
-    def from_config(
-        cls, config: ExperimentConfig, known: tuple[Signature, tuple[Size, ...]] | None = None, **live: Any
-    ) -> Self:
+    def from_config(cls, config: ExperimentConfig, known: Known | None = None, **live: Any) -> Self:
         """The experiment of a config; `known` replaces the data, `live` holds the objects that a file cannot name."""
         foreign = [unknown("live object", key, _MAY_LIVE) for key in live if key not in _MAY_LIVE]
         if foreign:
@@ -267,7 +265,7 @@ class Setup:
     def signature(self) -> Signature:
         """What the network must know about the data."""
         if self._known is not None:
-            return self._known[0]
+            return self._known.signature
         if self.source is None and self.tested is None:
             return declared(self.config, self.task)
         data = self.tested or self._first_devices()

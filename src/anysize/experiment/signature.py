@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anysize.config.tables import ExperimentConfig
 from anysize.errors import ConfigError
+from anysize.methods.size import Size
 from anysize.tasks import MultiLabel, NextToken, Task
 from anysize.wire import Json
 
@@ -57,6 +58,19 @@ class Signature:
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
         return cls(**made)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What spares an experiment its data.
+
+    Attributes:
+        signature: what a network must know of the data.
+        sizes: that the fleet trains, smallest first.
+    """
+
+    signature: Signature
+    sizes: tuple[Size, ...]
 
 
 def declared(config: ExperimentConfig, task: Task) -> Signature:

@@ -12,7 +12,17 @@ from anysize.config.own_code import by_name
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import ConfigError, MethodError, unknown
 from anysize.methods.base import Method
-from anysize.methods.capabilities import Adjustable, CarriesMomentum, Factored, Finishing, Judge, Mixture, Searched
+from anysize.methods.capabilities import (
+    Adjustable,
+    CarriesMomentum,
+    Factored,
+    Finishing,
+    Judge,
+    Masked,
+    Mixture,
+    Parted,
+    Searched,
+)
 from anysize.methods.context import Context
 from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
@@ -22,7 +32,7 @@ from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
 from anysize.methods.kit import checked, class_weights, cut, first_tensors, nested, paste, sub_model
 from anysize.methods.mean import StreamingMean
-from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
+from anysize.methods.messages import Client, ParameterGroup, SubModel, Ticket, Update
 from anysize.methods.oat import OAT
 from anysize.methods.options import default_options, option_problems
 from anysize.methods.origdrop import OrigDrop
@@ -50,10 +60,12 @@ __all__ = [
     "HeteroFL",
     "Judge",
     "Levels",
+    "Masked",
     "Method",
     "Mixture",
     "OrigDrop",
     "ParameterGroup",
+    "Parted",
     "PriSM",
     "SHeteroFL",
     "Searched",
@@ -63,6 +75,7 @@ __all__ = [
     "StreamingMean",
     "SubModel",
     "Tensors",
+    "Ticket",
     "Tricks",
     "Update",
     "checked",

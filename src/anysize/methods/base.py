@@ -41,12 +41,10 @@ from torch import Tensor, nn
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
 from anysize.methods.context import Context
-from anysize.methods.kit import trained_parameters
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.options import option_problems
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
-from anysize.wire import Json
 
 State = TypeVar("State")
 
@@ -104,10 +102,6 @@ class Method(ABC, Generic[State]):
         """Client: the trainable network, really that small, with its own memory."""
         return fill(context.skeleton(sub_model.width), sub_model.tensors)
 
-    def parameters(self, module: nn.Module, sub_model: SubModel) -> int:
-        """How many numbers a client trains; by default every parameter of its network that is not frozen."""
-        return trained_parameters(module)
-
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
         """Parameters with factors on learning rate and decay; by default one group."""
         return [ParameterGroup([p for p in module.parameters() if p.requires_grad])]
@@ -118,7 +112,7 @@ class Method(ABC, Generic[State]):
 
     def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
         """The inverse of `build`: what the module learned, under the names of the sub-model."""
-        return Update(tensors_of(module), dict(sub_model.ticket))
+        return Update(tensors_of(module), sub_model.ticket)
 
     @abstractmethod
     def aggregate(self, context: Context, state: State, updates: Iterable[Update]) -> State:
@@ -130,14 +124,6 @@ class Method(ABC, Generic[State]):
 
     def describe(self, context: Context, state: State) -> Mapping[str, Tensor]:
         """Arrays for the report; by default none."""
-        return {}
-
-    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
-        """By name, the parts of the whole that a client with that ticket trains, each with its number of parameters.
-
-        A part is trained whole or not at all; without a ticket, all that there are. Only for statistics of who trained
-        what; by default a method says nothing of it.
-        """
         return {}
 
     def notices(self, context: Context) -> list[str]:

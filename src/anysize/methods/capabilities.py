@@ -73,6 +73,25 @@ class Factored(ABC, Generic[State]):
         """By name, how tensors of that size are computed with, where there is more than one way."""
 
 
+class Parted(ABC):
+    """The whole consists of named parts, of which a client trains some, each whole or not at all.
+
+    `extract` names them in `SubModel.parts`. They serve statistics of which clients trained what.
+    """
+
+    @abstractmethod
+    def parts(self, context: Context) -> Mapping[str, int]:
+        """Every part by its name, with its number of parameters."""
+
+
+class Masked(ABC):
+    """A client trains fewer numbers than its network has parameters."""
+
+    @abstractmethod
+    def trained(self, module: nn.Module, sub_model: SubModel) -> int:
+        """How many numbers a client trains."""
+
+
 class CarriesMomentum(ABC):
     """Momentum travels with the weights."""
 
@@ -103,6 +122,11 @@ class Mixture(ABC, Generic[State]):
 def levels_of(method: Method[Any], context: Context) -> Levels | None:
     """The robustness that a method's customised networks can have; None where there is no choice."""
     return method.levels(context) if isinstance(method, Adjustable) else None
+
+
+def parts_of(method: Method[Any], context: Context) -> dict[str, int]:
+    """The parts of the whole, by name, with their numbers of parameters; none where the method names none."""
+    return dict(method.parts(context)) if isinstance(method, Parted) else {}
 
 
 def asks_held_out(method: Method[Any]) -> bool:

@@ -64,7 +64,7 @@ from anysize.elastic.sparsity import (
 )
 from anysize.errors import MethodError
 from anysize.methods.base import Method
-from anysize.methods.capabilities import Searched
+from anysize.methods.capabilities import Masked, Searched
 from anysize.methods.context import Context, Proxy
 from anysize.methods.kit import checked, class_weights, cut, sub_model
 from anysize.methods.mean import StreamingMean
@@ -94,7 +94,7 @@ class ELFState:
 
 
 @dataclass(frozen=True)
-class ELF(Method[ELFState], Searched):
+class ELF(Method[ELFState], Searched, Masked):
     """Depth and sparsity by device, from a look-up table.
 
     Attributes:
@@ -203,19 +203,19 @@ class ELF(Method[ELFState], Searched):
         start = self._cut(context, context.start(), size)
         epochs = {"local_epochs": self.proxy_epochs, "local_steps": None}
         client = replace(context.for_client(), training=context.training.model_copy(update=epochs))
-        server = Client(0, 0, size, 0, len(share.train), context.seed)
 
-        def asked(task: str, tensors: Tensors, bits: Tensors) -> SubModel:
+        def asked(job: str, tensors: Tensors, bits: Tensors) -> SubModel:
+            server = Client(0, 0, size, 0, len(share.train), context.seed, job)
             message = self._message(server, tensors, bits)
-            return replace(message, ticket=message.ticket | {"task": task, "rate": context.training.learning_rate})
+            return replace(message, ticket=replace(message.ticket, rate=context.training.learning_rate))
 
         def train(masks: Masks) -> tuple[Tensors, float]:
             bits = {name: pack(mask) for name, mask in masks.items()}
             update = proxy.perform(client, self, asked("train", start, bits), share, {})
             tensors = start | dense(update.tensors, bits, start)
             finished = proxy.calibrated(client, self, asked("calibrate", tensors, bits), share)
-            question = replace(finished, ticket=finished.ticket | {"task": "evaluate"})
-            sums = proxy.perform(client, self, question, share, update.keep).ticket["sums"]
+            question = replace(finished, ticket=replace(finished.ticket, job="evaluate"))
+            sums = proxy.perform(client, self, question, share, update.keep).sums or {}
             score = context.task.metrics(sums)[context.task.metric]
             return tensors, score if context.task.higher_is_better else -score
 
@@ -253,7 +253,7 @@ class ELF(Method[ELFState], Searched):
         return plain | {_VALUES + n: torch.empty(c, dtype=tensors[n].dtype, device="meta") for n, c in counts.items()}
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        skeleton = context.skeleton(sub_model.width, sub_model.ticket["depth"])
+        skeleton = context.skeleton(sub_model.width, sub_model.ticket.more["depth"])
         bits = masks_in(sub_model)
         network = filled(skeleton, dense(sub_model.tensors, bits, dict(named_tensors(skeleton))))
         for name, own in bits.items():
@@ -263,7 +263,7 @@ class ELF(Method[ELFState], Searched):
                 weight.register_hook(_Masked(unpack(own, weight.shape)))  # type: ignore[no-untyped-call]
         return network
 
-    def parameters(self, module: nn.Module, sub_model: SubModel) -> int:
+    def trained(self, module: nn.Module, sub_model: SubModel) -> int:
         trained = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
         sent = {name: sub_model.tensors[_VALUES + name].numel() for name in masks_in(sub_model)}
         return sum(sent.get(name, count) for name, count in trained.items())
@@ -274,8 +274,8 @@ class ELF(Method[ELFState], Searched):
         bits = masks_in(sub_model)
         if any(own.is_meta for own in bits.values()):
             values = {name: tensor for name, tensor in sub_model.tensors.items() if name.startswith(_VALUES)}
-            return Update({n: t for n, t in tensors.items() if n not in bits} | values, dict(sub_model.ticket))
-        return Update(sparse(tensors, bits), dict(sub_model.ticket))
+            return Update({n: t for n, t in tensors.items() if n not in bits} | values, sub_model.ticket)
+        return Update(sparse(tensors, bits), sub_model.ticket)
 
     def aggregate(self, context: Context, state: ELFState, updates: Iterable[Update]) -> ELFState:
         """Algorithm 1, line 13: the mean of the restored networks."""
@@ -302,7 +302,7 @@ class ELF(Method[ELFState], Searched):
         """phi^{-1}: the tensors that replace the removed blocks, except running statistics."""
         buffers = {name for name, _ in context.template.named_buffers()}
         missing = {n: t for n, t in context.start().items() if n not in tensors and n not in buffers}
-        random = generator(context.seed, int(update.ticket["round"]), int(update.ticket["client"]), "fill")
+        random = generator(context.seed, update.ticket.round, update.ticket.client, "fill")
         return restored(tensors, cut(context, missing, size.width), context.stages, size.depth, self.fill, random)
 
     def customize(self, context: Context, state: ELFState, size: Size) -> nn.Module:
@@ -405,9 +405,7 @@ def _trained(context: Context, update: Update) -> Size:
     """The size that an update claims; refuses a size that this fleet does not train."""
     sizes = {size.label: size for size in context.sizes}
     if update.label not in sizes:
-        raise MethodError(
-            f"elf: client {update.ticket['client']} sent size '{update.label}'; trained: {', '.join(sizes)}"
-        )
+        raise MethodError(f"elf: client {update.ticket.client} sent size '{update.label}'; trained: {', '.join(sizes)}")
     return sizes[update.label]
 
 

@@ -24,13 +24,14 @@ from anysize.elastic.ensemble import Networks
 from anysize.elastic.skeleton import fill
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
-from anysize.wire import Json, Tensors
+from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class FedAvgState:
 
 
 @dataclass(frozen=True)
-class FedAvg(Method[FedAvgState]):
+class FedAvg(Method[FedAvgState], Parted):
     """One network for all, averaged.
 
     Attributes:
@@ -65,12 +66,12 @@ class FedAvg(Method[FedAvgState]):
 
     def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
         sent = dict(enumerate(self._widths(context)))
-        if client.task != "train":  # other jobs concern one network, not all
+        if client.job != "train":  # other jobs concern one network, not all
             asked = next((i for i, width in sent.items() if width == client.size.width), 0)
             sent = {asked: sent[asked]}
         networks = {i: state.networks[_key(width)] for i, width in sent.items()}
         tensors = {f"{i}.{name}": tensor for i, network in networks.items() for name, tensor in network.items()}
-        return sub_model(client, tensors, width=max(sent.values()))
+        return sub_model(client, tensors, width=max(sent.values()), parts=[f"{width:g}" for width in sent.values()])
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         numbers = sorted({int(name.partition(".")[0]) for name in sub_model.tensors})
@@ -102,7 +103,7 @@ class FedAvg(Method[FedAvgState]):
             raise MethodError(f"fedavg has no network of width {size.width:g}; it trained {trained}")
         return fill(context.skeleton(size.width), tensors)
 
-    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+    def parts(self, context: Context) -> Mapping[str, int]:
         return {f"{width:g}": trained_parameters(context.skeleton(width)) for width in self._widths(context)}
 
     def _widths(self, context: Context) -> list[float]:

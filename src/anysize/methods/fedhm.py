@@ -140,14 +140,12 @@ class FedHM(Method[FedHMState]):
 
     def _check(self, state: FedHMState, update: Update, own: Mapping[str, Tensors]) -> None:
         """Refuse factors whose shapes are not those that were sent; their product would not show it."""
-        left, right = truncated(state, float(update.ticket["keep"]))
+        left, right = truncated(state, float(update.ticket.more["keep"]))
         wanted = {name: tensor.shape for name, tensor in named(left, right, {}).items()}
         given = {name: tensor.shape for name, tensor in named(own["left"], own["right"], {}).items()}
         if wanted != given:
             wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
-            raise MethodError(
-                f"fedhm: client {update.ticket['client']} sent factors of other shapes: {', '.join(wrong)}"
-            )
+            raise MethodError(f"fedhm: client {update.ticket.client} sent factors of other shapes: {', '.join(wrong)}")
 
     def _kernels(self, context: Context, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """The kernels of the largest constrained client; none if no client is constrained."""

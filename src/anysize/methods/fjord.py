@@ -39,13 +39,14 @@ from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, statistics_names, within
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, cut, nested, nested_parts, sub_model, widths_up_to
+from anysize.methods.kit import checked, class_weights, cut, nested, nested_parts, parts_within, sub_model, widths_up_to
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
-from anysize.wire import Json, Tensors
+from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class FjORDState:
 
 
 @dataclass(frozen=True)
-class FjORD(Method[FjORDState]):
+class FjORD(Method[FjORDState], Parted):
     """Ordered dropout over nested widths.
 
     Attributes:
@@ -84,7 +85,7 @@ class FjORD(Method[FjORDState]):
         tensors = {f"network.{name}": tensor for name, tensor in cut(context, state.tensors, width).items()}
         for prefix, key in _statistics(context, width):
             tensors |= {f"{prefix}{name}": tensor for name, tensor in state.statistics[key].items()}
-        return sub_model(client, tensors, width=width)
+        return sub_model(client, tensors, width=width, parts=parts_within(context, width))
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         module = nested(context, sub_model, own=statistics_names(context.template))
@@ -134,8 +135,8 @@ class FjORD(Method[FjORDState]):
         }
         return fill(context.skeleton(size.width), cut(context, state.tensors, size.width) | statistics)
 
-    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
-        return nested_parts(context, ticket)
+    def parts(self, context: Context) -> Mapping[str, int]:
+        return nested_parts(context)
 
 
 def _statistics(context: Context, width: float) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ Mei, Guo, Zhou, Patel. "Resource-Adaptive Federated Learning with All-In-One Neu
     R1          Factors.inputs                          a common divisor of all trained S_p
     R2          Factors.size                            number of basis vectors
     lambda      orthogonality                           scalar
-    D_k         update.ticket["samples"]                |D_k| is the weight of client k
+    D_k         update.samples                          |D_k| is the weight of client k
 
 Equation index: Eqs. (1), (2) -> `elastic.basis.compose`; Eq. (3) -> `orthogonality_loss`; Eq. (4) ->
 `FLANC.aggregate`.

@@ -44,6 +44,7 @@ from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, within
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
 from anysize.methods.factorising import inner_weights
 from anysize.methods.kit import (
@@ -53,6 +54,7 @@ from anysize.methods.kit import (
     first_tensors,
     nested,
     nested_parts,
+    parts_within,
     sub_model,
     trained_parameters,
     widths_up_to,
@@ -61,7 +63,7 @@ from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
-from anysize.wire import Json, Tensors
+from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class HeteroFLState:
 
 
 @dataclass(frozen=True)
-class HeteroFL(Method[HeteroFLState]):
+class HeteroFL(Method[HeteroFLState], Parted):
     """Prefix slices of one network.
 
     Attributes:
@@ -117,7 +119,8 @@ class HeteroFL(Method[HeteroFLState]):
     def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
         width = client.size.width
         tensors = cut(context, state.tensors, width) | state.own.get(_key(width), {})
-        return sub_model(client, {f"{self._prefix}{name}": t for name, t in tensors.items()}, width=width)
+        parts = [*parts_within(context, width), *([_rest(width)] if state.own else [])]
+        return sub_model(client, {f"{self._prefix}{name}": t for name, t in tensors.items()}, width=width, parts=parts)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         if not self.ordered_dropout:
@@ -163,15 +166,13 @@ class HeteroFL(Method[HeteroFLState]):
         network = fill(context.skeleton(size.width), tensors)
         return folded(context.axes, network, size.width) if self.scaler else network
 
-    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
+    def parts(self, context: Context) -> Mapping[str, int]:
         if self.share == "all":
-            return nested_parts(context, ticket)
-        largest = context.largest.width if ticket is None else float(ticket["width"])
-        widths = widths_up_to(context, largest)
+            return nested_parts(context)
+        widths = widths_up_to(context, context.largest.width)
         counts = [_convolution_parameters(context, width) for width in widths]
         parts = {f"{width:g}": count - inner for width, count, inner in zip(widths, counts, [0, *counts])}
-        rest = {w: trained_parameters(context.skeleton(w)) - count for w, count in zip(widths, counts)}
-        return parts | {f"rest of {w:g}": count for w, count in rest.items() if ticket is None or w == largest}
+        return parts | {_rest(w): trained_parameters(context.skeleton(w)) - count for w, count in zip(widths, counts)}
 
     @property
     def _prefix(self) -> str:
@@ -192,6 +193,11 @@ def shared_convolutions(context: Context) -> set[str]:
             "with the width (1 x 1 convolutions do not count); widths would share nothing. Take share = 'all'"
         )
     return shared
+
+
+def _rest(width: float) -> str:
+    """The name of the part that belongs to one width alone."""
+    return f"rest of {width:g}"
 
 
 def _nearest(context: Context, state: HeteroFLState, width: float) -> Tensors:

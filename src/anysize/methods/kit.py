@@ -15,20 +15,22 @@ from anysize.elastic.slicing import scatter_, take
 from anysize.elastic.views import Nested
 from anysize.errors import MethodError
 from anysize.methods.context import Context
-from anysize.methods.messages import Client, SubModel, Update
-from anysize.wire import Json, Tensors
+from anysize.methods.messages import Client, SubModel, Ticket, Update
+from anysize.wire import Tensors
 
 
-def sub_model(client: Client, tensors: Tensors, *, width: float, **more: Any) -> SubModel:
-    """A sub-model with the ticket that every client task needs."""
-    ticket = {
-        "client": client.id,
-        "round": client.round,
-        "size": client.size.label,
-        "width": width,
-        "seed": client.seed,
-    }
-    return SubModel(tensors, ticket | more)
+def sub_model(client: Client, tensors: Tensors, *, width: float, parts: Iterable[str] = (), **more: Any) -> SubModel:
+    """The message to a client.
+
+    Args:
+        client: to whom.
+        tensors: what it receives.
+        width: of the network that it will build.
+        parts: the names of the parts of the whole that these are (see `Parted`).
+        more: what the method's `build` or `aggregate` must know besides, as JSON.
+    """
+    ticket = Ticket(client.id, client.round, client.seed, client.size.label, width, client.job, more=more)
+    return SubModel(tensors, ticket, tuple(parts))
 
 
 def cut(context: Context, tensors: Mapping[str, Tensor], width: float | Kept) -> Tensors:
@@ -68,11 +70,16 @@ def widths_up_to(context: Context, width: float) -> list[float]:
     return sorted({size.width for size in context.sizes if size.width < width} | {width})
 
 
-def nested_parts(context: Context, ticket: Json | None) -> dict[str, int]:
-    """`Method.parts` of a network that holds every smaller trained one: the smallest, and what each larger one adds."""
-    widths = widths_up_to(context, context.largest.width if ticket is None else float(ticket["width"]))
+def nested_parts(context: Context) -> dict[str, int]:
+    """`Parted.parts` of a network that holds every smaller trained one: the smallest, and what each larger one adds."""
+    widths = widths_up_to(context, context.largest.width)
     counts = [trained_parameters(context.skeleton(width)) for width in widths]
     return {f"{width:g}": count - inner for width, count, inner in zip(widths, counts, [0, *counts])}
+
+
+def parts_within(context: Context, width: float) -> list[str]:
+    """The names of those of `nested_parts` that a network of `width` holds."""
+    return [f"{own:g}" for own in widths_up_to(context, width)]
 
 
 def trained_parameters(module: nn.Module) -> int:
@@ -100,10 +107,9 @@ def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> 
 
 def class_weights(context: Context, update: Update) -> Tensor | None:
     """One where the client holds the class, zero elsewhere; None where the classifier is averaged like all else."""
-    classes = update.ticket.get("classes")
-    if not context.tricks.classwise_head or classes is None:
+    if not context.tricks.classwise_head or update.classes is None:
         return None
-    return torch.tensor(classes, dtype=torch.float32)
+    return torch.tensor(update.classes, dtype=torch.float32)
 
 
 def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
@@ -118,7 +124,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
             for name, tensor in update.tensors.items()
             if not finite(tensor)
         ]
-        samples, classes = update.ticket.get("samples"), update.ticket.get("classes")
+        samples, classes = update.samples, update.classes
         told = samples is not None or context.tricks.weighting == "samples"
         if told and (not isinstance(samples, int | float) or not 0 < samples < math.inf):
             problems.append(f"samples = {samples!r}; a number above 0 is needed")
@@ -126,7 +132,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
             problems.append(f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed")
         if problems:
             ticket = update.ticket
-            raise MethodError(f"round {ticket['round']}: client {ticket['client']} sent {'; '.join(problems)}")
+            raise MethodError(f"round {ticket.round}: client {ticket.client} sent {'; '.join(problems)}")
         yield update
 
 

@@ -201,7 +201,7 @@ class PriSM(Method[PriSMState], CarriesMomentum):
     def extract(self, context: Context, state: PriSMState, client: Client) -> SubModel:
         """Section 3.2.1: kernels drawn for this client, cut to the channels of its width."""
         keep = client.size.width
-        if client.task == "train":
+        if client.job == "train":
             part = self._part(context, state, keep, client.round, client.id)
             tensors = named(*part.of(state.sides).values()) | carried(part.of(state.momentum))
         else:
@@ -245,7 +245,7 @@ class PriSM(Method[PriSMState], CarriesMomentum):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             # Derive again which part the client had, rather than trust what it says.
             ticket = update.ticket
-            part = self._part(context, state, float(ticket["keep"]), int(ticket["round"]), int(ticket["client"]))
+            part = self._part(context, state, float(ticket.more["keep"]), ticket.round, ticket.client)
             own, buffers = received(update.tensors)
             for side, mean in means.items():
                 mean.add(own[side], weight, part.at[side], classes)

@@ -29,13 +29,14 @@ from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, statistics_names, within
 from anysize.errors import MethodError
 from anysize.methods.base import Method
+from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, cut, nested_parts, sub_model
+from anysize.methods.kit import checked, class_weights, cut, nested_parts, parts_within, sub_model
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
-from anysize.wire import Json, Tensors
+from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class SHeteroFLState:
 
 
 @dataclass(frozen=True)
-class SHeteroFL(Method[SHeteroFLState]):
+class SHeteroFL(Method[SHeteroFLState], Parted):
     """Prefix slices of one network, every affordable one trained in every step.
 
     Attributes:
@@ -69,15 +70,15 @@ class SHeteroFL(Method[SHeteroFLState]):
         return SHeteroFLState(tensors, {_key(width): cut(context, own, width) for width in _widths(context)})
 
     def extract(self, context: Context, state: SHeteroFLState, client: Client) -> SubModel:
-        *smaller, width = _trained(context, client.size.width, client.task)
+        *smaller, width = _trained(context, client.size.width, client.job)
         tensors = cut(context, state.tensors, width) | state.statistics[_key(width)]
         named = {f"network.{name}": tensor for name, tensor in tensors.items()}
         for i, inner in enumerate(smaller):
             named |= {f"inner.{i}.{name}": tensor for name, tensor in state.statistics[_key(inner)].items()}
-        return sub_model(client, named, width=width)
+        return sub_model(client, named, width=width, parts=parts_within(context, width))
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        widths = _trained(context, sub_model.width, sub_model.ticket.get("task", "train"))
+        widths = _trained(context, sub_model.width, sub_model.ticket.job)
         skeletons = [context.skeleton(width) for width in widths]
         own = statistics_names(context.template)
         nested = fill(Nested(skeletons, context.axes, widths, own), sub_model.tensors)
@@ -117,13 +118,13 @@ class SHeteroFL(Method[SHeteroFLState]):
         network = fill(context.skeleton(width), cut(context, state.tensors, width) | own)
         return folded(context.axes, network, width) if self.scaler else network
 
-    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
-        return nested_parts(context, ticket)
+    def parts(self, context: Context) -> Mapping[str, int]:
+        return nested_parts(context)
 
 
-def _trained(context: Context, width: float, task: str) -> list[float]:
+def _trained(context: Context, width: float, job: str) -> list[float]:
     """The widths of the networks that a client holds: all that it can afford when it trains, else its own."""
-    return [own for own in _widths(context) if own <= width] if task == "train" else [width]
+    return [own for own in _widths(context) if own <= width] if job == "train" else [width]
 
 
 def _widths(context: Context) -> list[float]:

@@ -9,7 +9,7 @@ Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand an
     R_k             client.size.width               scalar
     P, p            state.served                    the shuffled orders of all bases, and how far they were read
     W_k             extract()                       floor(R_k / r) bases
-    |D_k|           ticket "samples"                scalar
+    |D_k|           update.samples                  scalar
 
 Equation index: Algorithm 1 -> `SplitMix`; its line 7 and 8, the mean of each base over the clients that trained it ->
 `SplitMix.aggregate`; line 9, sorting by validation accuracy -> `SplitMix.finish`; line 11, the mean of logits ->
@@ -49,7 +49,7 @@ from anysize.elastic.scaling import Scaler, narrowed_layers
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
 from anysize.methods.base import Method
-from anysize.methods.capabilities import Adjustable, Finishing, Judge, Mixture
+from anysize.methods.capabilities import Adjustable, Finishing, Judge, Mixture, Parted
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
 from anysize.methods.mean import StreamingMean
@@ -57,7 +57,7 @@ from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Levels, Size
 from anysize.methods.training import Batch, Step, Tricks
 from anysize.rng import generator
-from anysize.wire import Json, Tensors
+from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def sampled_bases(count: int, bases: int, place: int, seed: int, rest: torch.Gen
 
 
 @dataclass(frozen=True)
-class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMixState], Adjustable):
+class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMixState], Adjustable, Parted):
     """Base networks of the smallest width, mixed on demand.
 
     Attributes:
@@ -138,19 +138,19 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
     def extract(self, context: Context, state: SplitMixState, client: Client) -> SubModel:
         count = self._fitting(context, client.size)
         chosen = state.order[:count]
-        if client.task == "train":
+        if client.job == "train":
             place, rest = state.served + client.position, client.generator("bases")
             chosen = sampled_bases(count, len(state.bases), place, client.seed, rest)
-        return sub_model(client, _named(chosen, state), width=client.size.width, bases=chosen)
+        return sub_model(client, _named(chosen, state), width=client.size.width, parts=map(str, chosen), bases=chosen)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        chosen = sub_model.ticket["bases"]
+        chosen = sub_model.ticket.more["bases"]
         parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
         if sub_model.finished:
             return Networks({name: self._network(context, own, None) for name, own in parts.items()})
         # Whether bases can be grouped is tried with real weights, which a device must not allocate to count a cost.
         counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
-        trains = sub_model.ticket.get("task") == "train" and not counted
+        trains = sub_model.ticket.job == "train" and not counted
         together = self._together(context, len(chosen)) if trains else ""
         if isinstance(together, Grouped):
             module = fill(together, stacked(list(parts.values())))
@@ -180,13 +180,13 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         return sum(losses[1:], start=losses[0])
 
     def pack(self, module: nn.Module, sub_model: SubModel) -> Update:
-        chosen = sub_model.ticket["bases"]
+        chosen = sub_model.ticket.more["bases"]
         tensors = tensors_of(module)
         if isinstance(module, Grouped):
             shapes = {name: tensor.shape for name, tensor in _part(sub_model.tensors, chosen[0]).items()}
             parts = unstacked(tensors, shapes, module.count)
             tensors = {f"{i}.{name}": tensor for i, part in zip(chosen, parts) for name, tensor in part.items()}
-        return Update(tensors, dict(sub_model.ticket))
+        return Update(tensors, sub_model.ticket)
 
     def aggregate(self, context: Context, state: SplitMixState, updates: Iterable[Update]) -> SplitMixState:
         """Algorithm 1, lines 7 and 8; a base that no client trained keeps its value."""
@@ -222,9 +222,8 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         base = next(i for i in state.order if _MEMBER.format(i) == name)
         return sub_model(client, _named([base], state), width=self._width(context), bases=[base])
 
-    def parts(self, context: Context, ticket: Json | None = None) -> Mapping[str, int]:
-        count = trained_parameters(self._structure(context))
-        return {str(i): count for i in (range(self._count(context)) if ticket is None else ticket["bases"])}
+    def parts(self, context: Context) -> Mapping[str, int]:
+        return dict.fromkeys(map(str, range(self._count(context))), trained_parameters(self._structure(context)))
 
     def levels(self, context: Context) -> Levels | None:
         return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
@@ -359,7 +358,7 @@ def _part(tensors: Mapping[str, Tensor], base: int) -> Tensors:
 
 def _trained_bases(update: Update, count: int) -> list[int]:
     """The bases that an update claims to hold; refuses an update whose tensors say otherwise."""
-    given = update.ticket.get("bases")
+    given = update.ticket.more.get("bases")
     held = sorted({name.partition(".")[0] for name in update.tensors})
     if not isinstance(given, list) or sorted(str(base) for base in given) != held:
         raise MethodError(f"splitmix: an update claims to hold the bases {given!r}, but holds {', '.join(held)}")

@@ -19,9 +19,10 @@ from anysize.cost.count import Cost
 from anysize.devices.budget import Budget
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.inprocess import InProcess
-from anysize.errors import CheckpointError, ConfigError, DataError, unknown
+from anysize.errors import CheckpointError, ConfigError, DataError, TrustError, unknown
+from anysize.experiment.brief import known_in
 from anysize.experiment.experiment import Experiment, evaluation_part
-from anysize.experiment.signature import Signature
+from anysize.experiment.signature import Known
 from anysize.exports.bundle import Entry, write_bundle
 from anysize.exports.formats import Exported
 from anysize.methods.capabilities import Factored, Mixture, levels_of
@@ -244,9 +245,9 @@ class Run:
         return untrained(experiment.context, experiment.method, self.state, size, inputs)
 
 
-def _known(directory: Path, about: Json) -> tuple[Signature, tuple[Size, ...]]:
-    """The data's signature and the trained sizes, from a checkpoint."""
+def _known(directory: Path, about: Json) -> Known:
+    """What a checkpoint knows of the data and of the sizes that the fleet trained."""
     try:
-        return Signature.from_json(about["signature"]), tuple(Size(**size) for size in about["sizes"])
-    except (KeyError, TypeError, AttributeError) as error:
+        return known_in(about)
+    except TrustError as error:
         raise CheckpointError(f"the checkpoint in {directory} is damaged: {error}") from None

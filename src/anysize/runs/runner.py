@@ -29,8 +29,9 @@ from anysize.engines.stacked import Stacked
 from anysize.engines.workers.engine import Processes, obstacle
 from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
+from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
-from anysize.methods.capabilities import Finishing, asks_held_out
+from anysize.methods.capabilities import Finishing, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
 from anysize.runs import checkpoint as checkpoints
@@ -378,7 +379,7 @@ class _Runner:
                 for size in context.sizes
             ],
             "groups": groups,
-            "parts": dict(experiment.method.parts(context)),
+            "parts": parts_of(experiment.method, context),
             "partition": partition_summary(experiment),
             "notices": experiment.notices(),
         }
@@ -434,9 +435,7 @@ class _Runner:
         directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
 
     def _save(self, current: Checkpoint) -> None:
-        sizes = [asdict(size) for size in self._experiment.context.sizes]
-        about = {"signature": self._experiment.signature.to_json(), "sizes": sizes}
-        checkpoints.save(self._directory, current, about, self._saved)
+        checkpoints.save(self._directory, current, Brief.of(self._experiment).found(), self._saved)
         self._saved = current.round
 
     def _event(self, event: Json) -> None:

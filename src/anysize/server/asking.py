@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 
 from anysize.devices.fleet import Fleet
 from anysize.methods.context import Context
-from anysize.methods.messages import Client, SubModel
+from anysize.methods.messages import Client
 from anysize.methods.size import Size
 from anysize.rng import generator
 
 _TRIES = 20  # draws per wanted client when looking for devices that can run a size
 
 
-def client_of(context: Context, id: int, size: Size, round: int, task: str) -> Client:
-    return Client(id, 0, size, round, 0, context.seed, task)
-
-
-def asking(message: SubModel, task: str, **more: Any) -> SubModel:
-    """The message with the task that its client is to do."""
-    return replace(message, ticket=message.ticket | {"task": task} | more)
+def client_of(context: Context, id: int, size: Size, round: int, job: str) -> Client:
+    """A client that is asked about a finished network."""
+    return Client(id, 0, size, round, 0, context.seed, job)
 
 
 def draws(context: Context, fleet: Fleet, round: int, count: int, purpose: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from anysize.methods.capabilities import Mixture
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel
 from anysize.methods.size import Size
-from anysize.server.asking import asking, client_of, draws
+from anysize.server.asking import client_of, draws
 
 
 def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
@@ -59,7 +60,8 @@ def calibrated(
         for label, (size, extract) in runnable.items():
             for client in ids[label]:
                 asked = client_of(context, client, size, round, "calibrate")
-                message = asking(extract(asked), "calibrate", calibration_samples=samples)
+                message = extract(asked)
+                message = replace(message, ticket=replace(message.ticket, calibration_samples=samples))
                 yield with_statistics(message, found[label]) if label in found else message
 
     for _ in range(CALIBRATION_PASSES):

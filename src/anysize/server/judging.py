@@ -31,7 +31,7 @@ from anysize.methods.messages import Client, SubModel
 from anysize.methods.size import Size
 from anysize.methods.training import Batch
 from anysize.rng import derive, generator
-from anysize.server.asking import asking, client_of, draws
+from anysize.server.asking import client_of, draws
 from anysize.tasks import Sums, add
 from anysize.wire import Json
 
@@ -175,16 +175,17 @@ def on_clients(
         for client in ids:
             size = size_of_group[groups[client].name]
             asked = client_of(context, client, size, round, "evaluate")
-            message = asking(method.extract(context, state, asked), "evaluate", batch_size=batch_size)
+            message = method.extract(context, state, asked)
+            message = replace(message, ticket=replace(message.ticket, batch_size=batch_size))
             runs = trained(method, context, size)  # FedAvg at the weakest width runs that on every device
             own = statistics_of(context, method, state, runs, statistics)
             yield message if own is None else with_statistics(message, own)
 
     rows = []
     for update in present(engine.perform(messages()), [] if missing is None else missing):
-        client = int(update.ticket["client"])
+        client = update.ticket.client
         row = {"round": round, "client": client, "group": groups[client].name, "size": update.label}
-        rows.append(row | {"samples": update.ticket["samples"]} | context.task.metrics(update.ticket["sums"]))
+        rows.append(row | {"samples": update.samples} | context.task.metrics(update.sums or {}))
     return rows
 
 
@@ -201,10 +202,9 @@ def judged(
     ids = _asked(context, fleet, round, count)
     clients = [Client(c, i, context.sizes[0], round, 0, context.seed, "evaluate") for i, c in enumerate(ids)]
     messages = (message(client) for client in clients)
-    asked = (asking(message, "evaluate") for message in messages)
     total: Sums = {}
-    for update in present(engine.perform(asked), [] if missing is None else missing):
-        add(total, update.ticket["sums"])
+    for update in present(engine.perform(messages), [] if missing is None else missing):
+        add(total, update.sums or {})
     if not total:
         raise AnysizeError(
             f"round {round}: the method evaluates its members on devices, and none answered; go on with --resume "

@@ -23,6 +23,7 @@ class Tally:
         bytes_down: what was sent to clients.
         bytes_up: what came back.
         clients: who answered, each with its size, samples and loss.
+        parts: by client, the parts of the whole that it was sent.
         kept: what stays with them.
         missing: who did not answer as it should, and why.
         void: whether too few answered, so that the state stayed as it was.
@@ -31,7 +32,7 @@ class Tally:
     bytes_down: int = 0
     bytes_up: int = 0
     clients: list[Json] = field(default_factory=list)
-    parts: dict[int, list[str]] = field(default_factory=dict)
+    parts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
     missing: list[Json] = field(default_factory=list)
     void: bool = False
@@ -82,9 +83,9 @@ def _sent(
     for client in clients:
         with stage("extract"):
             sub_model = method.extract(context, state, client)
-        sub_model = replace(sub_model, ticket=sub_model.ticket | {"task": "train", "rate": rate})
-        tally.bytes_down += size_bytes(sub_model.tensors, sub_model.ticket)
-        tally.parts[client.id] = list(method.parts(context, sub_model.ticket))
+        sub_model = replace(sub_model, ticket=replace(sub_model.ticket, rate=rate))
+        tally.bytes_down += size_bytes(sub_model.tensors, sub_model.ticket.to_json())
+        tally.parts[client.id] = sub_model.parts
         yield sub_model
 
 
@@ -99,11 +100,10 @@ def _received(
         if isinstance(answer, Absence):
             tally.missing.append(asdict(answer))
             continue
-        ticket = answer.ticket
-        tally.bytes_up += size_bytes(answer.tensors, ticket)
-        parts = tally.parts.get(ticket["client"])
-        known = {key: ticket[key] for key in ("client", "size", "samples", "loss")}
-        tally.clients.append(known | ({"parts": parts} if parts else {}))
+        client, parts = answer.ticket.client, tally.parts[answer.ticket.client]
+        tally.bytes_up += size_bytes(answer.tensors, answer.to_json())
+        about = {"client": client, "size": answer.label, "samples": answer.samples, "loss": answer.loss}
+        tally.clients.append(about | ({"parts": list(parts)} if parts else {}))
         if answer.keep:
-            tally.kept[int(ticket["client"])] = answer.keep
+            tally.kept[client] = answer.keep
         yield answer

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 
 from torch import Tensor
 
-from anysize import config as configs
 from anysize import errors, interrupts
 from anysize.client.shards import Evaluation, Shard
 from anysize.data import Part, TensorPart
@@ -30,6 +29,7 @@ from anysize.engines.base import Engine
 from anysize.engines.workers import shared_memory as shared
 from anysize.engines.workers.pool import Process, WorkerPool
 from anysize.errors import AnysizeError
+from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment
 from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
@@ -190,14 +190,14 @@ class Processes(Engine):
 
     def _client_message(self, sub_model: SubModel, number: int) -> tuple[str, Json]:
         """What a worker is told of a client, whose tensors are put into the slot of that number."""
-        client = int(sub_model.ticket["client"])
+        client = sub_model.ticket.client
         kept = self._kept.get(client, {})
         down = shared.space(sub_model.tensors) + shared.space(kept)
         slot = self._slot(number, 2 * down + _SPARE)
         layout, end = shared.put(sub_model.tensors, slot.memory)
         stays, up = shared.put(kept, slot.memory, end)
         place = {"slot": number, "file": str(slot.path), "layout": layout, "kept": stays, "up": up}
-        return f"client {client}", place | {"ticket": sub_model.ticket}
+        return f"client {client}", place | {"ticket": sub_model.ticket.to_json()}
 
     def _slot(self, number: int, size: int) -> _Slot:
         """The slot of that number, made anew if it is too small."""
@@ -245,16 +245,15 @@ class Processes(Engine):
             sums: Sums = answer["sums"]
             return sums
         if "blobs" in answer:
-            (tensors, ticket), (keep, _) = (load(worker.connection.recv_bytes()) for _ in range(2))
-            return Update(tensors, ticket, keep)
+            (tensors, note), (keep, _) = (load(worker.connection.recv_bytes()) for _ in range(2))
+            return Update.from_json(tensors, note, keep)
         assert worker.task is not None
         slot = self._slots[worker.task.slot]
         assert slot is not None
-        ticket, tensors = answer["ticket"], shared.get(answer["layout"], slot.memory)
+        keep = copies(shared.get(answer["keep"], slot.memory))
+        update = Update.from_json(shared.get(answer["layout"], slot.memory), answer["note"], keep)
         # A training update is folded in before its slot is used again; what is kept longer must leave the slot.
-        if ticket["task"] in ("calibrate", "evaluate"):
-            tensors = copies(tensors)
-        return Update(tensors, ticket, copies(shared.get(answer["keep"], slot.memory)))
+        return replace(update, tensors=copies(update.tensors)) if update.ticket.job == "calibrate" else update
 
     def _replace(self, worker: _Worker, flow: _Flow) -> None:
         """A new process in the place of one that died; its client is trained again."""
@@ -332,9 +331,7 @@ def described(experiment: Experiment, home: Path) -> Json:
     return {
         "path": sys.path,
         "folder": None if folder is None else str(folder.resolve()),
-        "config": configs.dumps(experiment.complete),
-        "signature": experiment.signature.to_json(),
-        "sizes": [asdict(size) for size in experiment.sizes],
+        "brief": Brief.of(experiment).to_json(),
         "data": data,
     }
 

@@ -1,4 +1,4 @@
-"""What a worker process does with what its server tells it: of the experiment first, then of task after task.
+"""What a worker process does with what its server tells it: of the experiment first, then of one job after another.
 
 It runs the very function that the in-process engine runs, with one thread, so that the same bits come out.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,14 @@ from typing import Any
 import torch
 
 from anysize.client.shards import Evaluator, Shard, Subject
-from anysize.client.stacking import perform_any
 from anysize.config.files import loads
 from anysize.data import Data, TensorPart
+from anysize.engines.service import ClientService
 from anysize.engines.workers import shared_memory as shared
 from anysize.errors import AnysizeError
+from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part
-from anysize.experiment.signature import Signature
-from anysize.methods.context import Context
-from anysize.methods.messages import SubModel
+from anysize.methods.messages import SubModel, Ticket
 from anysize.methods.size import Size
 from anysize.wire import Json, dump
 
@@ -52,8 +52,7 @@ class Service:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._method, self._shares = experiment.method, experiment.shares
-        self._context = client_context(experiment)
+        self._clients = ClientService.of(experiment)
         self._slots: dict[int, tuple[str, torch.Tensor]] = {}
         self._evaluator: Evaluator | None = None
         self._subject: tuple[str, Subject] | None = None
@@ -62,16 +61,14 @@ class Service:
         """The answers about one client."""
         self._forget_state()
         memory = self._slot(message["slot"], message["file"])
-        sub_model = SubModel(shared.get(message["layout"], memory), message["ticket"])
-        kept = shared.get(message["kept"], memory)
-        with self._experiment.blamed(f"round {sub_model.ticket['round']}, client {sub_model.ticket['client']}"):
-            update = perform_any(self._context, self._method, sub_model, self._shares, kept)
+        sub_model = SubModel(shared.get(message["layout"], memory), Ticket.from_json(message["ticket"]))
+        update = self._clients.answer(sub_model, shared.get(message["kept"], memory))
         need = shared.space(update.tensors) + shared.space(update.keep)
         if message["up"] + need > len(memory):
-            return [b'{"blobs":true}', dump(update.tensors, update.ticket), dump(update.keep, {})]
+            return [b'{"blobs":true}', dump(update.tensors, update.to_json()), dump(update.keep, {})]
         layout, end = shared.put(update.tensors, memory, message["up"])
         keep, _ = shared.put(update.keep, memory, end)
-        return [json.dumps({"layout": layout, "keep": keep, "ticket": update.ticket}).encode()]
+        return [json.dumps({"layout": layout, "keep": keep, "note": update.to_json()}).encode()]
 
     def evaluated(self, message: Json) -> list[bytes]:
         """The answer to one shard."""
@@ -90,7 +87,8 @@ class Service:
     def _judge(self) -> Evaluator:
         if self._evaluator is None:
             batch_size = self._experiment.config.evaluation.batch_size
-            self._evaluator = Evaluator(self._context, self._method, evaluation_part(self._experiment), batch_size)
+            part, clients = evaluation_part(self._experiment), self._clients
+            self._evaluator = Evaluator(clients.context, clients.method, part, batch_size)
         return self._evaluator
 
     def _state(self, told: Json) -> Subject:
@@ -105,21 +103,12 @@ class Service:
             self._evaluator.forget()
 
 
-def client_context(experiment: Experiment) -> Context:
-    """What a client knows of the experiment; the full network's weights, which have no place there, are forgotten."""
-    context = experiment.context.for_client()
-    for part in ("context", "model", "_template"):
-        experiment.__dict__.pop(part, None)
-    return context
-
-
 def experiment_of(hello: Json) -> Experiment:
     """The experiment that the server described, over the server's own data in shared memory."""
     sys.path[:] = list(dict.fromkeys([*sys.path, *hello["path"]]))
     folder = None if hello["folder"] is None else Path(hello["folder"])
-    known = (Signature.from_json(hello["signature"]), tuple(Size(**size) for size in hello["sizes"]))
     data = None if hello["data"] is None else shared_data(hello["data"])
-    return Experiment.from_config(loads(hello["config"], folder=folder), known, data=data)
+    return Brief.from_json(hello["brief"], partial(loads, folder=folder)).experiment(data=data)
 
 
 def shared_data(about: Json) -> Data:
