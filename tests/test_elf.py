@@ -236,6 +236,18 @@ def test_a_budget_in_any_unit_is_met_by_the_best_feasible_entry_of_the_file(tmp_
         assert replace(found.size_of_group["both"], name="") in [entry.size for entry in tighter]
 
 
+def test_multiply_adds_without_zeros_are_a_unit_of_a_budget() -> None:
+    """Oracle: of two masks at one depth only the sparser keeps less than the limit, and `macs` are the same."""
+    method = ELF(proxy=0.5, proxy_epochs=1, prune_step=1.0, sparsities=(0.5, 0.9), depths=(3,), scope="layer")
+    full = made(ELF(**DENSE), {"capacities": [1.0]})
+    macs = full.cost(full.sizes[-1]).macs
+    groups = [{"name": "skips", "budget": {"nonzero_macs": 0.3 * macs}}, {"name": "dense", "budget": {"macs": macs}}]
+    experiment = made(method, {"groups": groups})
+    size = experiment.size_of_group["skips"]
+    assert (size.depth, size.mask) == (3, 0.9)
+    assert experiment.cost(size).nonzero_macs <= 0.3 * macs < experiment.cost(size).macs == macs
+
+
 def test_no_feasible_entry_is_an_error_that_names_the_smallest_cost(tmp_path: Path) -> None:
     table = budgeted(tmp_path, any={"macs": 1e12}).table
     assert table is not None

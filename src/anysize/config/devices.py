@@ -57,6 +57,9 @@ class BudgetConfig(Table):
     """Time of one training step: of a group as measured when the method's table was made, so only for methods with a
     table; in a device's own file, as that device measures every size itself when it joins."""
 
+    nonzero_macs: Positive | None = None
+    """Those of `macs` whose weight is not zero, for hardware that skips zeros; before there are weights, all count."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if all(getattr(self, unit) is None for unit in UNITS):

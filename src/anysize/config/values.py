@@ -11,7 +11,16 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field, PlainValidator
 from pydantic.fields import FieldInfo
 
-UNITS = ("parameters", "macs", "training_macs", "activation_bytes", "bytes", "inference_bytes", "latency_ms")
+UNITS = (
+    "parameters",
+    "macs",
+    "training_macs",
+    "activation_bytes",
+    "bytes",
+    "inference_bytes",
+    "latency_ms",
+    "nonzero_macs",
+)
 """What a device's budget may limit."""
 
 

@@ -28,6 +28,7 @@ class Budget:
     bytes: float | None = None
     inference_bytes: float | None = None
     latency_ms: float | None = None
+    nonzero_macs: float | None = None
 
     def __post_init__(self) -> None:
         limits = self.limits()
@@ -57,8 +58,8 @@ class Budget:
         return all(costs[unit] <= limit for unit, limit in self.limits().items())
 
 
-UNITS = tuple(unit.name for unit in fields(Budget) if unit.name != "latency_ms")
-"""Every unit of a budget that can be counted."""
+UNITS = tuple(unit.name for unit in fields(Budget) if unit.name not in ("latency_ms", "nonzero_macs"))
+"""Every unit of a budget that can be counted without weights."""
 
 
 def _positive(limit: object) -> bool:
