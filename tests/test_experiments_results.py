@@ -1,0 +1,192 @@
+"""The figures in the READMEs of the experiments are those of the CSV files beside them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+WIDTHS = ("0.125", "0.25", "0.5", "1.0")
+
+
+def rows(paper: str, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with (FOLDER / paper / "results" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(paper: str, header: str) -> list[list[str]]:
+    """The cells of the README's table whose first line begins with `header`, without its two first lines."""
+    lines = (FOLDER / paper / "README.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(header))
+    body = lines[start + 2 :]
+    end = next(number for number, line in enumerate([*body, ""]) if not line.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body[:end]]
+
+
+def said(cell: str, *fractions: str | float) -> bool:
+    """Whether a cell gives these fractions, as percentages with one digit."""
+    numbers = [float(number) for number in cell.replace("/", ",").split(",")]
+    return len(numbers) == len(fractions) and all(
+        abs(number - 100 * float(fraction)) <= 0.0501 for number, fraction in zip(numbers, fractions)
+    )
+
+
+def one(found: list[dict[str, str]], column: str = "accuracy", **where: str) -> str:
+    """The value of the single row that agrees with all of `where`."""
+    values = [row[column] for row in found if all(row[key] == value for key, value in where.items())]
+    assert len(values) == 1, where
+    return values[0]
+
+
+def test_elf_on_fashion_mnist() -> None:
+    found = rows("elf", "fashion-20-rounds")
+    names = {
+        'eLF, `average = "all"`, zeros (the paper)': "zeros",
+        'eLF, `average = "holders"`': "holders",
+        'eLF, `average = "all"`, `fill = "identity"`': "identity",
+        "eLF, holders, 5 x Conv3 + 5 x Conv5 (Fig. 4)": "combo-3-5",
+        "eLF, holders, 5 x Conv3 + 5 x Conv7": "combo-3-7",
+        "eLF, holders, 5 x Conv5 + 5 x Conv7": "combo-5-7",
+        "eLF, holders, FedProx, mu 200 (Fig. 5)": "fedprox",
+        "eLF, holders, FedMAX, beta 10 (Fig. 5)": "fedmax",
+    }
+    checked = 0
+    for name, split, *cells in table("elf", "| | split | Conv3"):
+        kind = "iid" if split == "iid" else "noniid"
+        for depth, cell in zip(("Conv3", "Conv5", "Conv7"), cells):
+            if not cell:
+                continue
+            alone = name == "each depth alone, dense"
+            run = f"{depth} alone" if alone else names[name]
+            values = [
+                row["accuracy"]
+                for row in found
+                if (row["run"], row["split"], row["round"]) == (run, kind, "20")
+                and (alone or row["size"].lower() == depth.lower())
+            ]
+            assert len(values) == 1, (run, depth)
+            assert said(cell, values[0]), (run, depth)
+            checked += 1
+    assert checked == 30
+
+
+@pytest.mark.parametrize("split", ["iid", "classes"])
+@pytest.mark.parametrize("recipe", ["own", "equal"])
+def test_flanc_on_fashion_mnist_with_the_small_network(split: str, recipe: str) -> None:
+    found = rows("flanc", f"fashion-mnist-small-{split}-{recipe}")
+    shown = [
+        row
+        for row in table("flanc", "| split | recipe | method |")
+        if row[0] == {"iid": "iid", "classes": "3 classes"}[split] and row[1].startswith(recipe)
+    ]
+    assert len(shown) == 3
+    for _, _, method, _, average, *cells in shown:
+        values = [one(found, "mean", method=method, size=size) for size in ("0.25", "0.5", "0.75", "1.0")]
+        assert all(said(cell, value) for cell, value in zip(cells, values)), method
+        assert said(average, mean(map(float, values))), method
+
+
+def test_flanc_on_fashion_mnist_with_the_papers_network() -> None:
+    found = rows("flanc", "fashion-mnist-flanc-cnn-own")
+    for method, _, average, *cells in table("flanc", "| method | paper, mean, 200 rounds"):
+        values = [one(found, method=method, size=size, round="30") for size in ("0.25", "0.5", "0.75", "1.0")]
+        assert all(said(cell, value) for cell, value in zip(cells, values)), method
+        assert said(average, mean(map(float, values))), method
+
+
+def test_prism_against_the_full_network() -> None:
+    found = rows("prism", "fashion-mnist-30-rounds")
+    names = {
+        'PriSM, `dropped = "zero"`': ("prism zero", "1.0"),
+        "PriSM, the start kept": ("prism kept", "1.0"),
+        "OrthDrop (`fedhm`)": ("fedhm", "1.0"),
+        "OrigDrop": ("origdrop", "1.0"),
+        "Split-Mix, all bases": ("splitmix", "1.0"),
+        "HeteroFL, at the trained size": ("heterofl", ""),
+    }
+    columns = [("iid", "0.2"), ("iid", "0.4"), ("dirichlet 0.1", "0.2"), ("dirichlet 0.1", "0.4")]
+    full = {split: one(found, split=split, method="fedavg", round="30") for split in ("iid", "dirichlet 0.1")}
+    for name, *cells in table("prism", "| accuracy in % (against FedAvg"):
+        for (split, keep), cell in zip(columns, cells):
+            if name.startswith("full network"):
+                assert said(cell, full[split])
+            elif cell != "not run":
+                method, size = names[name]
+                value = one(found, split=split, keep=keep, method=method, round="30", size=size or keep)
+                accuracy, _, difference = cell.partition(" ")
+                assert said(accuracy, value), (name, split, keep)
+                gap = 100 * (float(value) - float(full[split]))
+                assert abs(float(difference.strip("()")) - gap) <= 0.051, (name, split, keep)
+
+
+def test_prism_by_sampling() -> None:
+    found = rows("prism", "fashion-mnist-30-rounds")
+    names = {"importance, kappa 4": "", "softmax": " softmax", "uniform": " uniform", "top": " top"}
+    for name, *cells in table("prism", "| sampling | at 0.2"):
+        where = {"split": "iid", "keep": "0.2", "method": f"prism kept{names[name]}", "round": "30"}
+        for size, cell in zip(("0.2", "1.0"), cells):
+            assert said(cell, one(found, size=size, **where)), (name, size)
+
+
+def test_splitmix_by_width() -> None:
+    found = rows("splitmix", "widths")
+    for width, ours, _, sheterofl, _, fedavg, _ in table("splitmix", "| width | Split-Mix | paper | SHeteroFL"):
+        where = {"learning_rate": "0.1", "round": "80", "size": width}
+        assert said(ours, *(one(found, method="splitmix", seed=seed, **where) for seed in ("0", "1")))
+        assert said(sheterofl, one(found, method="sheterofl", **where))
+        assert said(fedavg, one(found, method="fedavg each", **where))
+
+
+def test_splitmix_by_batch_norm() -> None:
+    found = rows("splitmix", "norms-10-rounds")
+    kinds = {"by the batch": "batch", "re-estimated": "calibrated", "tracked": "tracked"}
+    shown = table("splitmix", "| batch-norm | initialisation | layers | 0.125 |")
+    assert len(shown) == 12
+    for norm, start, layers, small, full, *_ in shown:
+        where = {
+            "batch_norm": kinds[norm],
+            "initialisation": start,
+            "layers": "plain" if layers == "as they are" else layers,
+        }
+        assert said(small, one(found, size="0.125", **where)), where
+        assert said(full, one(found, size="1.0", **where)), where
+
+
+def test_splitmix_under_attack() -> None:
+    found = rows("splitmix", "robustness")
+    names = {"OAT": "oat", "Split-Mix": "splitmix dual_norm"}
+    for name, width, level, clean, robust, strong in table("splitmix", "| network | width | robustness | clean"):
+        where = {"method": names.get(name, name.replace(",", "").replace("FedAvg", "fedavg")), "size": width}
+        where["robustness"] = f"{float(level):.1f}" if level else ""
+        assert said(clean, one(found, "standard", attack="pgd", **where)), where
+        assert said(robust, one(found, "robust", attack="pgd", **where)), where
+        assert not strong or said(strong, one(found, "robust", attack="auto", **where)), where
+
+
+def test_splitmix_under_attack_after_longer_training() -> None:
+    found = rows("splitmix", "robustness-long")
+    names = {
+        "Split-Mix, width 0.125, 150 rounds": ("splitmix dual_norm, an eighth for all", "0.125"),
+        "Split-Mix, width 1.0, 150 rounds": ("splitmix dual_norm, an eighth for all", "1.0"),
+    }
+    shown = {name: cells for name, *cells in table("splitmix", "| network | 0 | 0.2 | 0.5")}
+    for name, (run, size) in names.items():
+        for level, cell in zip(("0.0", "0.2", "0.5", "0.8", "1.0"), shown[name]):
+            where = {"run": run, "size": size, "robustness": level, "attack": "pgd"}
+            assert said(cell, one(found, "standard", **where), one(found, "robust", **where)), where
+
+
+def test_splitmix_by_classes() -> None:
+    found = rows("splitmix", "classes")
+    lines = (FOLDER / "splitmix" / "README.md").read_text()
+    start = lines.index("Accuracy in % on the test samples ([`results/classes.csv`]")
+    shown = [line.strip("|").split("|") for line in lines[start:].splitlines() if line.startswith(("| 0.", "| 1."))]
+    methods = ("splitmix", "sheterofl", "fedavg each")
+    for width, *cells in shown[:4]:
+        for method, cell in zip(methods, cells[::2]):
+            assert said(cell, one(found, method=method, round="60", size=width.strip())), (method, width)
+    assert [width.strip() for width, *_ in shown[:4]] == list(WIDTHS)
