@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ import pytest
 import small
 from anysize.comparisons.comparison import MEAN, Comparison, tabulate
 from anysize.comparisons.outcomes import Outcome
+from anysize.comparisons.page import render
 from anysize.comparisons.statistics import at_cost, best, first_reached, paired, spread
 from anysize.comparisons.tuning import Choice
-from anysize.comparisons.writing import to_csv, to_latex
+from anysize.comparisons.writing import to_csv, to_latex, write
 from anysize.config.compare import CompareConfig
 from anysize.errors import ConfigError
 
@@ -198,3 +201,51 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
         tabulate([a], CompareConfig(baseline="c"), Path("."))
     with pytest.raises(ConfigError, match="no run is finished"):
         tabulate([], CompareConfig(), Path("."))
+
+
+# The page
+
+
+def page_of(made: Comparison) -> ElementTree.Element:
+    """The body of the page, which must be well-formed."""
+    text = render(made)
+    assert "<script" not in text
+    assert "http" not in re.sub(r'http-equiv="', "", text)  # nothing is fetched
+    body = text[text.index("<body>") : text.index("</html>")].replace("&nbsp;", " ")
+    return ElementTree.fromstring(body)
+
+
+def test_the_page_draws_every_method_with_an_error_bar_of_one_deviation(made: Comparison) -> None:
+    body = page_of(made)
+    plots = {svg.get("aria-label"): svg for svg in body.iter("svg") if svg.get("class") == "figure"}
+    assert set(plots) == {
+        "mean of sizes in ",
+        "accuracy by size in ",
+        "accuracy by traffic in ",
+        "accuracy over the rounds in ",
+    }
+    titles = [title.text for title in plots["accuracy by size in "].iter("title")]
+    assert titles == [
+        "a, 0.5: 45.0 ± 7.1 (seed 0: 0.4000, seed 1: 0.5000)",
+        "a, 1.0: 75.0 ± 7.1 (seed 0: 0.8000, seed 1: 0.7000)",
+        "b, 0.5: 25.0 ± 7.1 (seed 0: 0.3000, seed 1: 0.2000)",
+        "b, 1.0: 45.0 ± 7.1 (seed 0: 0.5000, seed 1: 0.4000)",
+    ]
+    # On the vertical axis a bar is as long as two deviations, measured by the distance of two points.
+    points = list(plots["accuracy by size in "].iter("g"))
+    heights = [float(group.find("circle").get("cy")) for group in points]  # type: ignore[union-attr, arg-type]
+    top, bottom = map(float, re.match(r"M\S+ (\S+)V([\d.]+)", points[0].find("path").get("d")).groups())  # type: ignore[union-attr, arg-type]
+    per_unit = (heights[0] - heights[1]) / (0.75 - 0.45)
+    assert bottom - top == pytest.approx(2 * statistics.stdev([0.4, 0.5]) * per_unit, abs=0.3)
+
+
+def test_the_page_escapes_names_and_links_to_files_that_exist(tmp_path: Path) -> None:
+    runs = [outcome("<b>&'\"a", seed, {"0.5": [0.1, 0.2], "1.0": [0.3, 0.4]}) for seed in (0, 1)]
+    made = tabulate(runs, CompareConfig(baseline="<b>&'\"a", target=0.1), tmp_path)
+    write(made)
+    body = page_of(made)
+    assert not list(body.iter("b"))[1:]  # only the one of the header
+    links = {link.get("href") or "" for link in body.iter("a")}
+    files = {link for link in links if not link.startswith("#") and "seed-" not in link and link != "a"}
+    assert {"compare.csv", "compare/curves.csv", "compare/target.csv"} <= files
+    assert [link for link in files if link.endswith(".csv") and not (tmp_path / link).is_file()] == []

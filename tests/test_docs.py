@@ -198,7 +198,9 @@ def test_keys_of_the_experiment_file_exist(page: Path) -> None:
             known = tables[table]
             assert known is not None
             options = METHOD_OPTIONS if table == "method" else set()
-            assert key in {*known.model_fields, *options, "toml", "py"}, f"{table}.{key} in: {text}"
+            assert key in {*known.model_fields, *options, "toml", "py", "html", "csv", "json"}, (
+                f"{table}.{key} in: {text}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
