@@ -143,7 +143,10 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
         *(f"devices.{key}" for key in ("capacities", "fractions", "participation", "clients_per_round", "file")),
         *(f"devices.{key}" for key in ("distribution", "distribution_options", "macs_per_second")),
         *(f"devices.bytes_per_second{which}" for which in ("", "_up", "_down")),
-        *(f"devices.groups.{key}" for key in ("clients", "fraction", "capacity", "budget", "depth", "available")),
+        *(
+            f"devices.groups.{key}"
+            for key in ("clients", "fraction", "capacity", "budget", "depth", "sparsity", "available")
+        ),
         *(f"devices.groups.{key}_per_second" for key in ("macs", "bytes")),
         *(f"devices.groups.bytes_per_second_{which}" for which in ("up", "down")),
         *(f"training.{key}" for key in ("local_epochs", "local_steps", "clip")),
