@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import safetensors
@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from anysize.errors import AnysizeError, CheckpointError, TrustError
+from anysize.errors import AnysizeError, CheckpointError, MethodError, TrustError
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -132,6 +132,45 @@ def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
         offset = end
     length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return 8 + (length + 7) // 8 * 8 + offset
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """The tensors under names with a prefix; `under` is the inverse.
+
+    >>> sorted(prefixed("network.", {"w": torch.ones(1)}))
+    ['network.w']
+    """
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Those of the tensors whose names begin with a prefix, under the rest of their names.
+
+    >>> sorted(under("network.", {"network.w": torch.ones(1), "basis.w": torch.ones(1)}))
+    ['w']
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str], what: str) -> dict[str, Tensors]:
+    """For each prefix the tensors under it; refuses a name that begins with none of them.
+
+    Args:
+        tensors: by their full names.
+        prefixes: that there can be.
+        what: holds the tensors, for the error: "fjord: an update".
+
+    Raises:
+        MethodError: with the first such name.
+
+    >>> by_prefix({"left.w": torch.ones(1), "right.w": torch.ones(2)}, ("left.", "right."), "an update")["right."]
+    {'w': tensor([1., 1.])}
+    """
+    found = {prefix: under(prefix, tensors) for prefix in prefixes}
+    foreign = [name for name in tensors if not name.startswith(tuple(found))]
+    if foreign:
+        raise MethodError(f"{what} holds '{foreign[0]}'; allowed: names that begin with {', '.join(found)}")
+    return found
 
 
 def copies(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -27,7 +27,7 @@ from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.rng import generator
 from anysize.tasks import Sums
-from anysize.wire import Json, Tensors, flatten, restore
+from anysize.wire import Json, Tensors, flatten, restore, under
 
 _PIECE = 1000  # the fewest samples in a shard; small enough that workers finish together
 
@@ -66,10 +66,10 @@ class Subject:
         module, name = about["kind"]
         kind = attrgetter(name)(importlib.import_module(module))
         statistics = {
-            label: Statistics.of(_under(tensors, f"statistics/{place_}/"))
+            label: Statistics.of(under(f"statistics/{place_}/", tensors))
             for place_, label in enumerate(about["labels"])
         }
-        return cls(restore(kind, _under(tensors, "state/"), about["note"]), statistics)
+        return cls(restore(kind, under("state/", tensors), about["note"]), statistics)
 
 
 class Evaluator:
@@ -161,7 +161,3 @@ def _has_name(kind: type) -> bool:
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         return False
     return attrgetter(kind.__qualname__)(importlib.import_module(kind.__module__)) is kind
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -31,7 +31,7 @@ from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Update
 from anysize.rng import derive, generator
 from anysize.tasks import label_set
-from anysize.wire import Json, Tensors
+from anysize.wire import Json, Tensors, under
 
 STATISTICS = "statistics/"
 
@@ -169,7 +169,7 @@ def echo(
 def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
     """The built network, with the batch-norm statistics that came with the message attached, if any did."""
     plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(STATISTICS)}
-    sent = {n.removeprefix(STATISTICS): t for n, t in sub_model.tensors.items() if n.startswith(STATISTICS)}
+    sent = under(STATISTICS, sub_model.tensors)
     module = built(context, method, replace(sub_model, tensors=plain), fixed=bool(sent))
     return place(attach(module, Statistics.of(sent)), context.device) if sent else module
 

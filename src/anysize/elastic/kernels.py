@@ -27,7 +27,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from anysize.elastic.basis import key, owners_of, unkey
 from anysize.elastic.skeleton import fill
-from anysize.errors import ModelError
+from anysize.wire import by_prefix
 
 Reshape = Literal["rows", "square"]
 Sampling = Literal["importance", "uniform", "softmax", "top"]
@@ -343,13 +343,9 @@ def sides(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     >>> sides({"left.0:weight": torch.ones(1), "network.0.bias": torch.ones(1)})["left"]
     {'0.weight': tensor([1.])}
     """
-    found: dict[str, dict[str, Tensor]] = {"left": {}, "right": {}, "network": {}}
-    for name, tensor in tensors.items():
-        side, _, own = name.partition(".")
-        if side not in found:
-            raise ModelError(f"'{name}' is neither a left nor a right factor nor part of the network")
-        found[side][own if side == "network" else unkey(own)] = tensor
-    return found
+    parts = by_prefix(tensors, ("left.", "right.", "network."), "a factorised network")
+    keyed = {side: {unkey(name): tensor for name, tensor in parts[f"{side}."].items()} for side in ("left", "right")}
+    return keyed | {"network": parts["network."]}
 
 
 def named(left: Mapping[str, Tensor], right: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> dict[str, Tensor]:

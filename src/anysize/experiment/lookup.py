@@ -26,7 +26,7 @@ from anysize.methods.capabilities import Searched
 from anysize.methods.messages import Client
 from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
-from anysize.wire import Json, dump, load
+from anysize.wire import Json, dump, load, under
 
 _KIND = "look-up table"
 
@@ -200,7 +200,7 @@ def read(path: Path, setup: Setup) -> Table:
     made = []
     for place, row in enumerate(note["entries"]):
         prefix = f"{place}/"
-        masks = {name.removeprefix(prefix): bits for name, bits in tensors.items() if name.startswith(prefix)}
+        masks = under(prefix, tensors)
         accuracy, cost = row.pop("accuracy"), row.pop("cost")
         made.append(Entry(Size(**row), accuracy, masks, cost))
     return Table(tuple(made), **note.get("samples", {}))

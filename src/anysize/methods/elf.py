@@ -73,7 +73,7 @@ from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
 from anysize.methods.training import Tricks
 from anysize.rng import generator
-from anysize.wire import Tensors
+from anysize.wire import Tensors, under
 
 Sparsities = Annotated[
     Sequence[BelowOne],
@@ -398,7 +398,7 @@ def dense(tensors: Mapping[str, Tensor], bits: Tensors, like: Mapping[str, Tenso
 
 def masks_in(message: SubModel) -> Tensors:
     """The packed masks of a message by the names of their weights."""
-    return {n.removeprefix(_MASK): tensor for n, tensor in message.tensors.items() if n.startswith(_MASK)}
+    return under(_MASK, message.tensors)
 
 
 def _trained(context: Context, update: Update) -> Size:

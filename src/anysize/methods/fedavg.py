@@ -26,12 +26,12 @@ from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
+from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters, width_key
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
-from anysize.wire import Tensors
+from anysize.wire import Tensors, under
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class FedAvg(Method[FedAvgState], Parted):
         return context.sizes[:1] if self.width == "weakest" else context.sizes
 
     def init(self, context: Context) -> FedAvgState:
-        return FedAvgState({_key(size.width): first_tensors(context, size.width) for size in self.sizes(context)})
+        return FedAvgState({width_key(size.width): first_tensors(context, size.width) for size in self.sizes(context)})
 
     def extract(self, context: Context, state: FedAvgState, client: Client) -> SubModel:
         sent = dict(enumerate(self._widths(context)))
         if client.job != "train":  # other jobs concern one network, not all
             asked = next((i for i, width in sent.items() if width == client.size.width), 0)
             sent = {asked: sent[asked]}
-        networks = {i: state.networks[_key(width)] for i, width in sent.items()}
+        networks = {i: state.networks[width_key(width)] for i, width in sent.items()}
         tensors = {f"{i}.{name}": tensor for i, network in networks.items() for name, tensor in network.items()}
         return sub_model(client, tensors, width=max(sent.values()), parts=[f"{width:g}" for width in sent.values()])
 
@@ -89,15 +89,15 @@ class FedAvg(Method[FedAvgState], Parted):
         return sum(losses[1:], start=losses[0])
 
     def aggregate(self, context: Context, state: FedAvgState, updates: Iterable[Update]) -> FedAvgState:
-        means = [StreamingMean(state.networks[_key(width)], context.axes.head) for width in self._widths(context)]
+        means = [StreamingMean(state.networks[width_key(width)], context.axes.head) for width in self._widths(context)]
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for i, mean in enumerate(means):
-                mean.add(_part(update.tensors, f"{i}."), weight, classes=classes)
-        return FedAvgState({_key(width): mean.result() for width, mean in zip(self._widths(context), means)})
+                mean.add(under(f"{i}.", update.tensors), weight, classes=classes)
+        return FedAvgState({width_key(width): mean.result() for width, mean in zip(self._widths(context), means)})
 
     def customize(self, context: Context, state: FedAvgState, size: Size) -> nn.Module:
-        tensors = state.networks.get(_key(size.width))
+        tensors = state.networks.get(width_key(size.width))
         if tensors is None:
             trained = ", ".join(sorted(state.networks))
             raise MethodError(f"fedavg has no network of width {size.width:g}; it trained {trained}")
@@ -109,11 +109,3 @@ class FedAvg(Method[FedAvgState], Parted):
     def _widths(self, context: Context) -> list[float]:
         """The distinct widths of the trained networks, smallest first."""
         return sorted({size.width for size in self.sizes(context)})
-
-
-def _key(width: float) -> str:
-    return repr(float(width))
-
-
-def _part(tensors: Tensors, prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

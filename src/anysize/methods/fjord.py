@@ -37,16 +37,26 @@ from torch import Tensor, nn
 from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, statistics_names, within
-from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, cut, nested, nested_parts, parts_within, sub_model, widths_up_to
+from anysize.methods.kit import (
+    check_width,
+    checked,
+    class_weights,
+    cut,
+    nested,
+    nested_parts,
+    parts_within,
+    sub_model,
+    width_key,
+    widths_up_to,
+)
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
-from anysize.wire import Tensors
+from anysize.wire import Tensors, by_prefix
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,10 @@ class FjORD(Method[FjORDState], Parted):
         statistics = {name: tensor for name, tensor in start.items() if name in own}
         return FjORDState(
             {name: tensor for name, tensor in start.items() if name not in own},
-            {_key(width): cut(context, statistics, width) for width in widths_up_to(context, context.largest.width)},
+            {
+                width_key(width): cut(context, statistics, width)
+                for width in widths_up_to(context, context.largest.width)
+            },
         )
 
     def extract(self, context: Context, state: FjORDState, client: Client) -> SubModel:
@@ -123,15 +136,12 @@ class FjORD(Method[FjORDState], Parted):
         return FjORDState(mean.result(), {key: each.result() for key, each in statistics.items()})
 
     def customize(self, context: Context, state: FjORDState, size: Size) -> nn.Module:
-        if not 0 < size.width <= context.largest.width:
-            raise MethodError(
-                f"fjord: width {size.width:g} was asked for; this fleet trained widths up to {context.largest.width:g}"
-            )
+        check_width(context, size.width, "fjord")
         width = min(float(key) for key in state.statistics if float(key) >= size.width)
         small, large = context.axes.kept(size.width), context.axes.kept(width)
         statistics = {
             name: take(tensor, within(context.axes, name, small, large))
-            for name, tensor in state.statistics[_key(width)].items()
+            for name, tensor in state.statistics[width_key(width)].items()
         }
         return fill(context.skeleton(size.width), cut(context, state.tensors, size.width) | statistics)
 
@@ -142,20 +152,10 @@ class FjORD(Method[FjORDState], Parted):
 def _statistics(context: Context, width: float) -> list[tuple[str, str]]:
     """(prefix in a message, key in the state) of each width whose statistics a client of `width` holds."""
     *inner, largest = widths_up_to(context, width)
-    return [*((f"inner.{i}.", _key(w)) for i, w in enumerate(inner)), ("network.", _key(largest))]
+    return [*((f"inner.{i}.", width_key(w)) for i, w in enumerate(inner)), ("network.", width_key(largest))]
 
 
 def _parts(context: Context, update: Update) -> dict[str, Tensors]:
     """An update's tensors by part, under the names of the network."""
     prefixes = [prefix for prefix, _ in _statistics(context, update.width)]
-    parts: dict[str, Tensors] = {prefix: {} for prefix in prefixes}
-    for name, tensor in update.tensors.items():
-        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-        if prefix is None:
-            raise MethodError(f"fjord: an update holds '{name}'; allowed: names that begin with {', '.join(prefixes)}")
-        parts[prefix][name.removeprefix(prefix)] = tensor
-    return parts
-
-
-def _key(width: float) -> str:
-    return repr(float(width))
+    return by_prefix(update.tensors, prefixes, "fjord: an update")

@@ -82,13 +82,24 @@ from anysize.methods.base import Method
 from anysize.methods.capabilities import Factored
 from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
-from anysize.methods.kit import checked, class_weights, cut, first_tensors, paste, sub_model, widths_up_to
+from anysize.methods.kit import (
+    check_width,
+    checked,
+    class_weights,
+    cut,
+    first_tensors,
+    paste,
+    sub_model,
+    trained_widths,
+    width_key,
+    widths_up_to,
+)
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
 from anysize.rng import generator
-from anysize.wire import Tensors
+from anysize.wire import Tensors, by_prefix
 
 Fraction = Literal["basis_inputs", "basis_size"]
 Layers = Annotated[
@@ -180,12 +191,12 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         coefficients: dict[str, Tensors] = {}
         dense: dict[str, Tensors] = {}
         shared = set(self._shared(context))
-        for width in _widths(context):
+        for width in trained_widths(context):
             slices = first_tensors(context, width)
-            coefficients[_key(width)] = {
+            coefficients[width_key(width)] = {
                 name: self._first_coefficients(context, name, width, slices[name], basis[name]) for name in factors
             }
-            dense[_key(width)] = {n: t for n, t in slices.items() if n not in factors and n not in shared}
+            dense[width_key(width)] = {n: t for n, t in slices.items() if n not in factors and n not in shared}
         return FLANCState(basis, coefficients, dense, {name: start[name] for name in sorted(shared)})
 
     def groups(self, module: nn.Module) -> list[ParameterGroup]:
@@ -250,17 +261,17 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         own = {width: StreamingMean(self._averaged(state.basis, u)) for width, u in state.coefficients.items()}
         dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
         for update in checked(context, updates):
-            if _key(update.width) not in own:
-                raise MethodError(f"flanc: an update has width {_key(update.width)}; allowed: {', '.join(own)}")
+            if width_key(update.width) not in own:
+                raise MethodError(f"flanc: an update has width {width_key(update.width)}; allowed: {', '.join(own)}")
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for width, tensors in self._networks(context, update):
                 parts, kept = _parts(tensors), context.axes.kept(width)
                 basis.add(parts["basis"], weight)
-                own[_key(width)].add(self._averaged(parts["basis"], parts["coefficients"]), weight)
+                own[width_key(width)].add(self._averaged(parts["basis"], parts["coefficients"]), weight)
                 common = {name: t for name, t in parts["network"].items() if name in state.shared}
                 rest = {name: t for name, t in parts["network"].items() if name not in state.shared}
                 shared.add(common, weight, {name: context.axes.index(name, kept) for name in common}, classes)
-                dense[_key(width)].add(rest, weight, classes=classes)
+                dense[width_key(width)].add(rest, weight, classes=classes)
         vectors, means = basis.result(), {width: mean.result() for width, mean in own.items()}
         if self.average == "products":
             vectors, means = refactored(vectors, means)
@@ -276,17 +287,16 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
         return {name: compose(basis[name], u) for name, u in coefficients.items()}
 
     def customize(self, context: Context, state: FLANCState, size: Size) -> nn.Module:
-        if _key(size.width) in state.coefficients:
+        if width_key(size.width) in state.coefficients:
             return fill(context.skeleton(size.width), composed_tensors(context, state, size.width))
-        largest = max(_widths(context))
-        if not 0 < size.width < largest:
-            raise MethodError(f"flanc: width {size.width:g} was asked for; this fleet trained widths up to {largest:g}")
+        largest = context.largest.width
+        check_width(context, size.width, "flanc")
         blank = {name: torch.zeros_like(tensor) for name, tensor in fill_like(context).items()}
         full = paste(context, blank, composed_tensors(context, state, largest), largest)
         return fill(context.skeleton(size.width), cut(context, full, size.width))
 
     def products(self, context: Context, state: FLANCState, size: Size) -> Mapping[str, tuple[Tensor, Tensor]]:
-        coefficients = state.coefficients.get(_key(size.width), {})
+        coefficients = state.coefficients.get(width_key(size.width), {})
         return {name: (own, state.basis[name]) for name, own in coefficients.items()}
 
     def describe(self, context: Context, state: FLANCState) -> Mapping[str, Tensor]:
@@ -344,7 +354,7 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
             if _matches(name, pattern):
                 fractions |= options
         asked = max(1, round(fractions["basis_inputs"] * inputs))
-        widths = [_shape(context, name, width)[1] for width in _widths(context)]
+        widths = [_shape(context, name, width)[1] for width in trained_widths(context)]
         common = math.gcd(*widths)
         lowered = next(r for r in range(min(asked, common), 0, -1) if common % r == 0)
         size = max(1, round(fractions["basis_size"] * outputs))
@@ -361,9 +371,9 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
     def _first_coefficients(self, context: Context, name: str, width: float, weight: Tensor, basis: Tensor) -> Tensor:
         if context.pretrained:
             return project(weight, basis)
-        drawn = max(_widths(context)) if self.start == "nested" else width
+        drawn = max(trained_widths(context)) if self.start == "nested" else width
         outputs, inputs = _shape(context, name, drawn)[:2]
-        random = generator(context.seed, "coefficients", name, _key(drawn))
+        random = generator(context.seed, "coefficients", name, width_key(drawn))
         whole = random_coefficients(outputs, inputs // basis.shape[1], basis, random)
         rows = within(context.axes, name, context.axes.kept(width), context.axes.kept(drawn))[0]
         part = take(whole, (rows, None, None))[:, : weight.shape[1] // basis.shape[1]]
@@ -405,8 +415,8 @@ def unscaled_names(context: Context) -> list[str]:
 
 def composed_tensors(context: Context, state: FLANCState, width: float) -> Tensors:
     """The tensors of the ordinary network of a trained width: Eq. (1) for every composed weight."""
-    weights = {name: compose(state.basis[name], u) for name, u in state.coefficients[_key(width)].items()}
-    return weights | state.dense[_key(width)] | cut(context, state.shared, width)
+    weights = {name: compose(state.basis[name], u) for name, u in state.coefficients[width_key(width)].items()}
+    return weights | state.dense[width_key(width)] | cut(context, state.shared, width)
 
 
 def fill_like(context: Context) -> Tensors:
@@ -417,7 +427,7 @@ def fill_like(context: Context) -> Tensors:
 
 def _first_basis(context: Context, name: str, factors: Factors) -> Tensor:
     if context.pretrained:
-        weight = cut(context, {name: context.start()[name]}, max(_widths(context)))[name]
+        weight = cut(context, {name: context.start()[name]}, max(trained_widths(context)))[name]
         return principal_basis(weight, factors.inputs, factors.size)
     kernel = context.axes.shapes[name][2:]
     return orthonormal_basis(factors.size, factors.inputs, kernel, generator(context.seed, "basis", name))
@@ -444,43 +454,26 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch(text, form) for text in (name, layer) for form in (pattern, f"*.{pattern}"))
 
 
-def _widths(context: Context) -> list[float]:
-    return sorted({size.width for size in context.sizes})
-
-
 def _shape(context: Context, name: str, width: float) -> tuple[int, ...]:
     return context.axes.shape(name, context.axes.kept(width))
 
 
-def _key(width: float) -> str:
-    return repr(float(width))
-
-
 def _own_tensors(state: FLANCState, width: float) -> Tensors:
     """The tensors that belong to one width, under their names in a message."""
-    own = {f"coefficients.{key(name)}": tensor for name, tensor in state.coefficients[_key(width)].items()}
-    return own | {f"network.{name}": tensor for name, tensor in state.dense[_key(width)].items()}
+    own = {f"coefficients.{key(name)}": tensor for name, tensor in state.coefficients[width_key(width)].items()}
+    return own | {f"network.{name}": tensor for name, tensor in state.dense[width_key(width)].items()}
 
 
 def _by_width(context: Context, tensors: Mapping[str, Tensor], width: float) -> list[tuple[float, Tensors]]:
     """(width, tensors) of every network in a message with ordered dropout, smallest first."""
     *smaller, largest = widths_up_to(context, width)
-    found: dict[str, tuple[float, Tensors]] = {f"inner.{i}.": (inner, {}) for i, inner in enumerate(smaller)}
-    found["largest."] = (largest, {})
-    for name, tensor in tensors.items():
-        prefix = next((prefix for prefix in found if name.startswith(prefix)), None)
-        if prefix is None:
-            raise MethodError(f"flanc: an update holds '{name}'; allowed: names that begin with {', '.join(found)}")
-        found[prefix][1][name.removeprefix(prefix)] = tensor
-    return list(found.values())
+    widths = {f"inner.{i}.": inner for i, inner in enumerate(smaller)} | {"largest.": largest}
+    found = by_prefix(tensors, widths, "flanc: an update")
+    return [(own, found[prefix]) for prefix, own in widths.items()]
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
     """A sub-model's tensors by part, under the names of the network."""
-    parts: dict[str, Tensors] = {"basis": {}, "coefficients": {}, "network": {}}
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition(".")
-        if part not in parts:
-            raise MethodError(f"flanc: an update holds '{name}', which is neither basis nor coefficients nor network")
-        parts[part][rest if part == "network" else unkey(rest)] = tensor
-    return parts
+    found = by_prefix(tensors, ("basis.", "coefficients.", "network."), "flanc: an update")
+    parts = {part: {unkey(n): t for n, t in found[f"{part}."].items()} for part in ("basis", "coefficients")}
+    return parts | {"network": found["network."]}

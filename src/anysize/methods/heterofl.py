@@ -48,6 +48,7 @@ from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
 from anysize.methods.factorising import inner_weights
 from anysize.methods.kit import (
+    check_width,
     checked,
     class_weights,
     cut,
@@ -57,6 +58,7 @@ from anysize.methods.kit import (
     parts_within,
     sub_model,
     trained_parameters,
+    width_key,
     widths_up_to,
 )
 from anysize.methods.mean import StreamingMean
@@ -110,7 +112,7 @@ class HeteroFL(Method[HeteroFLState], Parted):
             return HeteroFLState(dict(context.start()))
         shared = shared_convolutions(context)
         widths = widths_up_to(context, context.largest.width)
-        first = {_key(width): first_tensors(context, width) for width in widths}
+        first = {width_key(width): first_tensors(context, width) for width in widths}
         return HeteroFLState(
             {name: context.start()[name] for name in shared},
             {width: {n: t for n, t in tensors.items() if n not in shared} for width, tensors in first.items()},
@@ -118,7 +120,7 @@ class HeteroFL(Method[HeteroFLState], Parted):
 
     def extract(self, context: Context, state: HeteroFLState, client: Client) -> SubModel:
         width = client.size.width
-        tensors = cut(context, state.tensors, width) | state.own.get(_key(width), {})
+        tensors = cut(context, state.tensors, width) | state.own.get(width_key(width), {})
         parts = [*parts_within(context, width), *([_rest(width)] if state.own else [])]
         return sub_model(client, {f"{self._prefix}{name}": t for name, t in tensors.items()}, width=width, parts=parts)
 
@@ -148,20 +150,16 @@ class HeteroFL(Method[HeteroFLState], Parted):
             )
             tensors = {name.removeprefix(self._prefix): tensor for name, tensor in update.tensors.items()}
             if own:
-                if _key(update.width) not in own:
+                if width_key(update.width) not in own:
                     raise MethodError(f"heterofl: an update has width {update.width}; allowed: {', '.join(own)}")
                 rest = {name: tensor for name, tensor in tensors.items() if name not in state.tensors}
-                own[_key(update.width)].add(rest, weight, classes=classes)
+                own[width_key(update.width)].add(rest, weight, classes=classes)
                 tensors = {name: tensor for name, tensor in tensors.items() if name in state.tensors}
             mean.add(tensors, weight, {name: context.axes.index(name, kept) for name in tensors}, classes)
         return HeteroFLState(mean.result(), {width: each.result() for width, each in own.items()})
 
     def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:
-        if not 0 < size.width <= context.largest.width:
-            raise MethodError(
-                f"heterofl: width {size.width:g} was asked for; this fleet trained widths up to "
-                f"{context.largest.width:g}"
-            )
+        check_width(context, size.width, "heterofl")
         tensors = cut(context, state.tensors, size.width) | _nearest(context, state, size.width)
         network = fill(context.skeleton(size.width), tensors)
         return folded(context.axes, network, size.width) if self.scaler else network
@@ -206,13 +204,9 @@ def _nearest(context: Context, state: HeteroFLState, width: float) -> Tensors:
         return {}
     nearest = min(trained for trained in map(float, state.own) if trained >= width)
     small, large = context.axes.kept(width), context.axes.kept(nearest)
-    return {n: take(t, within(context.axes, n, small, large)) for n, t in state.own[_key(nearest)].items()}
+    return {n: take(t, within(context.axes, n, small, large)) for n, t in state.own[width_key(nearest)].items()}
 
 
 def _convolution_parameters(context: Context, width: float) -> int:
     shapes = (context.axes.shape(name, context.axes.kept(width)) for name in shared_convolutions(context))
     return sum(math.prod(shape) for shape in shapes)
-
-
-def _key(width: float) -> str:
-    return repr(float(width))

@@ -65,6 +65,31 @@ def paste(context: Context, into: Mapping[str, Tensor], tensors: Mapping[str, Te
     return full
 
 
+def width_key(width: float) -> str:
+    """The name of a width in a state that holds something for each.
+
+    >>> width_key(1), width_key(0.25)
+    ('1.0', '0.25')
+    """
+    return repr(float(width))
+
+
+def trained_widths(context: Context) -> list[float]:
+    """The distinct widths that the fleet trains, smallest first."""
+    return sorted({size.width for size in context.sizes})
+
+
+def check_width(context: Context, width: float, method: str) -> None:
+    """Refuses a width that is not above 0, or that is larger than any client trained.
+
+    Raises:
+        MethodError: in the name of the method.
+    """
+    largest = context.largest.width
+    if not 0 < width <= largest:
+        raise MethodError(f"{method}: width {width:g} was asked for; this fleet trained widths up to {largest:g}")
+
+
 def widths_up_to(context: Context, width: float) -> list[float]:
     """The distinct widths that the fleet trains and that a network of `width` holds, smallest first."""
     return sorted({size.width for size in context.sizes if size.width < width} | {width})

@@ -88,7 +88,7 @@ from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
 from anysize.profiling import stage
 from anysize.rng import generator
-from anysize.wire import Tensors, copies
+from anysize.wire import Tensors, copies, under
 
 _SAMPLINGS = ("importance", "uniform", "softmax", "top")
 _MOMENTUM = "momentum."
@@ -215,8 +215,7 @@ class PriSM(Method[PriSMState], CarriesMomentum):
         plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(_MOMENTUM)}
         module = factorised_network(skeleton, plain, self.frobenius * context.training.weight_decay)
         if self.momentum == "averaged":
-            own = {n: t for n, t in sub_model.tensors.items() if n.startswith(_MOMENTUM)}
-            module.momentum = Buffers({name.removeprefix(_MOMENTUM): tensor for name, tensor in own.items()})
+            module.momentum = Buffers(under(_MOMENTUM, sub_model.tensors))
         return module
 
     def momentum_buffers(self, module: nn.Module) -> Mapping[nn.Parameter, Tensor]:
@@ -398,7 +397,7 @@ def carried(momentum: Mapping[str, Tensors]) -> Tensors:
 def received(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
     """What a client trained, by part of its network, and the momentum of each part: the inverse of `carried`."""
     plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTUM)}
-    buffers = {unkey(n.removeprefix(_MOMENTUM)): t for n, t in tensors.items() if n.startswith(_MOMENTUM)}
+    buffers = {unkey(name): tensor for name, tensor in under(_MOMENTUM, tensors).items()}
     return sides(plain), sides(buffers)
 
 

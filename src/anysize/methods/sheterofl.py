@@ -27,16 +27,25 @@ from anysize.elastic.scaling import folded, scaled
 from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, statistics_names, within
-from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, cut, nested_parts, parts_within, sub_model
+from anysize.methods.kit import (
+    check_width,
+    checked,
+    class_weights,
+    cut,
+    nested_parts,
+    parts_within,
+    sub_model,
+    trained_widths,
+    width_key,
+)
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
-from anysize.wire import Tensors
+from anysize.wire import Tensors, by_prefix
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,16 @@ class SHeteroFL(Method[SHeteroFLState], Parted):
         start = context.start()
         own = {name: start[name] for name in statistics_names(context.template)}
         tensors = {name: tensor for name, tensor in start.items() if name not in own}
-        return SHeteroFLState(tensors, {_key(width): cut(context, own, width) for width in _widths(context)})
+        return SHeteroFLState(
+            tensors, {width_key(width): cut(context, own, width) for width in trained_widths(context)}
+        )
 
     def extract(self, context: Context, state: SHeteroFLState, client: Client) -> SubModel:
         *smaller, width = _trained(context, client.size.width, client.job)
-        tensors = cut(context, state.tensors, width) | state.statistics[_key(width)]
+        tensors = cut(context, state.tensors, width) | state.statistics[width_key(width)]
         named = {f"network.{name}": tensor for name, tensor in tensors.items()}
         for i, inner in enumerate(smaller):
-            named |= {f"inner.{i}.{name}": tensor for name, tensor in state.statistics[_key(inner)].items()}
+            named |= {f"inner.{i}.{name}": tensor for name, tensor in state.statistics[width_key(inner)].items()}
         return sub_model(client, named, width=width, parts=parts_within(context, width))
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
@@ -108,13 +119,12 @@ class SHeteroFL(Method[SHeteroFLState], Parted):
         return SHeteroFLState(mean.result(), {width: found.result() for width, found in statistics.items()})
 
     def customize(self, context: Context, state: SHeteroFLState, size: Size) -> nn.Module:
-        width, largest = size.width, context.largest.width
-        if not 0 < width <= largest:
-            raise MethodError(f"sheterofl: width {width:g} was asked for; this fleet trained widths up to {largest:g}")
+        width = size.width
+        check_width(context, width, "sheterofl")
         # A width that no client trained has no statistics, only a slice of those of the next larger one.
-        nearest = min(trained for trained in _widths(context) if trained >= width)
+        nearest = min(trained for trained in trained_widths(context) if trained >= width)
         kept, near = context.axes.kept(width), context.axes.kept(nearest)
-        own = {n: take(t, within(context.axes, n, kept, near)) for n, t in state.statistics[_key(nearest)].items()}
+        own = {n: take(t, within(context.axes, n, kept, near)) for n, t in state.statistics[width_key(nearest)].items()}
         network = fill(context.skeleton(width), cut(context, state.tensors, width) | own)
         return folded(context.axes, network, width) if self.scaler else network
 
@@ -124,34 +134,14 @@ class SHeteroFL(Method[SHeteroFLState], Parted):
 
 def _trained(context: Context, width: float, job: str) -> list[float]:
     """The widths of the networks that a client holds: all that it can afford when it trains, else its own."""
-    return [own for own in _widths(context) if own <= width] if job == "train" else [width]
-
-
-def _widths(context: Context) -> list[float]:
-    return sorted({size.width for size in context.sizes})
-
-
-def _key(width: float) -> str:
-    return repr(float(width))
+    return [own for own in trained_widths(context) if own <= width] if job == "train" else [width]
 
 
 def _parts(context: Context, update: Update, shared: set[str]) -> tuple[Tensors, dict[str, Tensors]]:
     """An update's entries of the full network, and its statistics by width."""
-    widths = _trained(context, update.width, "train")
-    tensors: Tensors = {}
-    statistics: dict[str, Tensors] = {}
-    for name, tensor in update.tensors.items():
-        part, _, rest = name.partition(".")
-        width = widths[-1]
-        if part == "inner":
-            place, _, rest = rest.partition(".")
-            if not place.isdigit() or int(place) >= len(widths) - 1:
-                raise MethodError(f"sheterofl: an update of width {update.width:g} holds '{name}'")
-            width = widths[int(place)]
-        elif part != "network":
-            raise MethodError(f"sheterofl: an update holds '{name}', which is part of no network")
-        if part == "network" and rest in shared:
-            tensors[rest] = tensor
-        else:
-            statistics.setdefault(_key(width), {})[rest] = tensor
-    return tensors, statistics
+    *smaller, width = _trained(context, update.width, "train")
+    prefixes = {f"inner.{i}.": inner for i, inner in enumerate(smaller)} | {"network.": width}
+    found = by_prefix(update.tensors, prefixes, f"sheterofl: an update of width {update.width:g}")
+    tensors = {name: tensor for name, tensor in found["network."].items() if name in shared}
+    found["network."] = {name: tensor for name, tensor in found["network."].items() if name not in shared}
+    return tensors, {width_key(prefixes[prefix]): own for prefix, own in found.items() if own}

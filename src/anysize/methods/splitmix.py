@@ -57,7 +57,7 @@ from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Levels, Size
 from anysize.methods.training import Batch, Step, Tricks
 from anysize.rng import generator
-from anysize.wire import Tensors
+from anysize.wire import Tensors, under
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
         chosen = sub_model.ticket.more["bases"]
-        parts = {str(i): _part(sub_model.tensors, i) for i in chosen}
+        parts = {str(i): under(f"{i}.", sub_model.tensors) for i in chosen}
         if sub_model.finished:
             return Networks({name: self._network(context, own, None) for name, own in parts.items()})
         # Whether bases can be grouped is tried with real weights, which a device must not allocate to count a cost.
@@ -183,7 +183,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         chosen = sub_model.ticket.more["bases"]
         tensors = tensors_of(module)
         if isinstance(module, Grouped):
-            shapes = {name: tensor.shape for name, tensor in _part(sub_model.tensors, chosen[0]).items()}
+            shapes = {name: tensor.shape for name, tensor in under(f"{chosen[0]}.", sub_model.tensors).items()}
             parts = unstacked(tensors, shapes, module.count)
             tensors = {f"{i}.{name}": tensor for i, part in zip(chosen, parts) for name, tensor in part.items()}
         return Update(tensors, sub_model.ticket)
@@ -196,7 +196,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for base in _trained_bases(update, len(means)):
-                means[str(base)].add(_part(update.tensors, base), weight, classes=classes)
+                means[str(base)].add(under(f"{base}.", update.tensors), weight, classes=classes)
             served += 1
         return SplitMixState({name: mean.result() for name, mean in means.items()}, served, state.order)
 
@@ -349,11 +349,6 @@ def _looking_at_bases(tricks: Tricks) -> list[str]:
 def _named(bases: Iterable[int], state: SplitMixState) -> Tensors:
     """The tensors of several bases under their names in a message."""
     return {f"{base}.{name}": tensor for base in bases for name, tensor in state.bases[str(base)].items()}
-
-
-def _part(tensors: Mapping[str, Tensor], base: int) -> Tensors:
-    prefix = f"{base}."
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _trained_bases(update: Update, count: int) -> list[int]:

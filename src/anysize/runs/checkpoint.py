@@ -7,18 +7,16 @@ writes only the bytes of the clients that took part; the checkpoint names the fi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from anysize import atomic
 from anysize.elastic.norm import Statistics
 from anysize.errors import CheckpointError
-from anysize.wire import Json, Tensors, dump, flatten, load, restore
+from anysize.wire import Json, Tensors, dump, flatten, load, restore, under
 
 FILE = "state.safetensors"
 KEPT = "kept"
@@ -117,16 +115,16 @@ def _restored(directory: Path, like: Any) -> Checkpoint:
     try:
         turns = {int(client): int(turn) for client, turn in header["turns"].items()}
         labels = [str(label) for label in header["statistics"]]
-        statistics = {label: Statistics.of(_under(tensors, f"statistics/{i}/")) for i, label in enumerate(labels)}
+        statistics = {label: Statistics.of(under(f"statistics/{i}/", tensors)) for i, label in enumerate(labels)}
         number, note = int(header["round"]), dict(header["state"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(directory, f"{type(error).__name__}: {error}") from None
-    stored = _under(tensors, "state/")
+    stored = under("state/", tensors)
     _check_shapes(directory, stored, flatten(like)[0])
     return Checkpoint(
         round=number,
         state=restore(type(like), stored, note),
-        momentum=_under(tensors, "momentum/"),
+        momentum=under("momentum/", tensors),
         statistics=statistics,
         kept={client: _load_kept(directory, client, turn) for client, turn in turns.items()},
         turns=turns,
@@ -184,10 +182,6 @@ def _read(directory: Path) -> tuple[Tensors, Json]:
     if header["checksum"] != _checksum(tensors):
         raise _damaged(directory, "its checksum does not match")
     return tensors, header
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _kept_file(directory: Path, client: int, turn: int) -> Path:
