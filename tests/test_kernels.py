@@ -25,7 +25,7 @@ from anysize.elastic.kernels import (
     sides,
     squared_norm,
 )
-from anysize.errors import ModelError
+from anysize.errors import MethodError
 
 SHAPES = [(8, 5, 3, 3), (40, 3, 2, 2), (6, 6, 3, 3), (8, 30), (30, 8), (8, 5, 3), (4, 3, 2, 3, 2)]
 
@@ -253,5 +253,5 @@ def test_weights_that_others_read_are_recomposed() -> None:
 def test_names_go_there_and_back_and_strange_ones_are_refused() -> None:
     left, right, rest = {"a.weight": torch.ones(1)}, {"a.weight": torch.zeros(1)}, {"a.bias": torch.ones(2)}
     assert sides(named(left, right, rest)) == {"left": left, "right": right, "network": rest}
-    with pytest.raises(ModelError, match=r"'middle\.a' is neither"):
+    with pytest.raises(MethodError, match=r"'middle\.a'; allowed: names that begin with left"):
         sides({"middle.a": torch.ones(1)})
