@@ -22,6 +22,7 @@ from anysize.deploy.gate import Gate
 from anysize.deploy.guard import Guard
 from anysize.deploy.own_data import held_apart
 from anysize.devices.fleet import Fleet, enrolled
+from anysize.elastic.norm import batch_norms
 from anysize.engines.base import Absence, Engine
 from anysize.errors import AnysizeError, DataError
 from anysize.methods.messages import SubModel, Update
@@ -81,7 +82,7 @@ def own_share(client: int) -> Share:
     return held_apart(Share(share.train), 0.2, f"device {client}")
 
 
-def config(method: str = "flanc", **tables: Any) -> configs.ExperimentConfig:
+def config(method: str = "flanc", /, **tables: Any) -> configs.ExperimentConfig:
     return configs.from_dict(
         {
             "rounds": 3,
@@ -151,6 +152,31 @@ def test_a_size_that_no_device_could_calibrate_is_not_customised(tmp_path: Path)
     finished.customize("0.5")
     with pytest.raises(DataError, match=r"size 1\.0 has no batch-norm statistics"):
         finished.customize("1.0")
+
+
+@pytest.mark.parametrize("channels", ["windows", "drawn"])
+def test_weak_devices_alone_ship_the_full_network_that_none_of_them_received(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: str
+) -> None:
+    labels: set[str] = set()
+    for client in CAPACITIES:
+        monkeypatch.setitem(CAPACITIES, client, 0.5)
+
+    class Watched(Loopback):
+        def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
+            for sub_model in sub_models:
+                labels.add(sub_model.ticket.size)
+                yield from super().perform([sub_model])
+
+    made = Experiment.from_config(
+        config("prism", method={"name": "prism", "channels": channels}, devices={"capacities": [0.5]})
+    )
+    finished = run(made, out=tmp_path / "run", engine=Watched)
+    assert labels == {"0.5"}
+    assert set(finished._checkpoint.statistics) == ({"0.5", "1.0"} if channels == "windows" else {"0.5"})
+    norms = batch_norms(finished.customize("1.0"))
+    assert norms
+    assert all((norm.running_mean is not None) == (channels == "windows") for norm in norms)
 
 
 def test_a_run_that_was_killed_and_resumed_is_the_unbroken_one(tmp_path: Path) -> None:

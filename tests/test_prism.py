@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,28 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize.client.optimizer import make_optimizer
+from anysize.client.stacking import perform_any
 from anysize.client.work import perform
-from anysize.data import Data, Share
+from anysize.data import Data, Share, to_input
 from anysize.elastic.basis import key
 from anysize.elastic.kernels import Factorised, Pair, principal_kernels
+from anysize.elastic.norm import Statistics, batch_norms, put_together
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import ConfigError, MethodError
+from anysize.experiment.experiment import evaluation_part
+from anysize.experiment.plan import plan
 from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
 from anysize.methods.context import Context
 from anysize.methods.factorising import inner_weights
-from anysize.methods.prism import drawn, refreshed
+from anysize.methods.prism import drawn, refreshed, windows
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
+from anysize.models.attention import vit_tiny
 from anysize.rng import generator
 from anysize.runs.experiment import Experiment
-from anysize.wire import flatten
+from anysize.runs.run import Run
+from anysize.server.calibration import untrained
+from anysize.wire import flatten, size_bytes
 
 KEEPS = [0.2, 0.4, 0.6, 0.8]
 
@@ -67,7 +75,7 @@ def answers(context: Context, method: Method[Any], state: Any, widths: list[floa
 
 
 def test_a_sub_model_is_the_drawn_kernels_at_the_first_channels() -> None:
-    method = PriSM(kappa=1.0)
+    method = PriSM(kappa=1.0, channels="first")
     context = context_of(method, [0.5])
     state = method.init(context)
     message = method.extract(context, state, Client(3, 0, Size(0.5), 7, 5, 0))
@@ -94,7 +102,7 @@ def test_a_sub_model_is_the_drawn_kernels_at_the_first_channels() -> None:
 
 
 def test_every_entry_of_a_kernel_is_averaged_over_the_clients_that_had_it() -> None:
-    method = PriSM(refresh_every=2)
+    method = PriSM(refresh_every=2, channels="first")
     context = context_of(method, [0.25, 0.5])
     state = method.init(context)
     widths = [0.5, 0.25, 0.5, 0.25]
@@ -149,7 +157,7 @@ def test_the_refresh_comes_every_so_many_rounds() -> None:
 
 
 def test_what_nobody_drew_stays_as_it_was() -> None:
-    method = PriSM(sampling="top", refresh_every=9)
+    method = PriSM(sampling="top", refresh_every=9, channels="first")
     context = context_of(method, [0.25])
     state = method.init(context)
     after = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.25])))
@@ -177,7 +185,7 @@ def test_the_loss_has_the_decay_of_the_product_and_the_factors_have_none_of_thei
 
 
 def test_the_full_network_is_the_sum_of_all_kernels_and_a_small_one_of_its_first() -> None:
-    method = PriSM()
+    method = PriSM(channels="first")
     context = context_of(method, [0.5])
     state = method.init(context)
     assert [size.label for size in method.sizes(context)] == ["0.5", "1.0"]
@@ -192,7 +200,7 @@ def test_the_full_network_is_the_sum_of_all_kernels_and_a_small_one_of_its_first
 
 @pytest.mark.parametrize("dropped", ["zero", "kept"])
 def test_a_full_network_without_what_nobody_trained_is_all_kernels_at_the_first_channels(dropped: Any) -> None:
-    method = PriSM(dropped=dropped)
+    method = PriSM(channels="first", dropped=dropped)
     context = context_of(method, [0.25, 0.5])
     state = method.init(context)
     state = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.5])))
@@ -233,7 +241,7 @@ def test_a_step_at_keep_one_is_the_dense_gradient_through_both_factors() -> None
 
 
 def test_every_client_gets_all_of_a_weight_whose_rank_it_can_hold() -> None:
-    method = PriSM()
+    method = PriSM(channels="first")
     context = context_of(method, [0.5])
     state = method.init(context)
     low = numbers(7, 8, 4) @ numbers(8, 4, 8)
@@ -253,7 +261,8 @@ def test_drawn_channels_reach_all_of_them_and_differ_between_clients() -> None:
     after = method.aggregate(context, state, iter(answers(context, method, state, [0.25] * 24)))
     trained = (after.rest["4.weight"] != state.rest["4.weight"]).all(0)
     assert trained.all()
-    first = PriSM(refresh_every=9).aggregate(context, state, iter(answers(context, PriSM(), state, [0.25] * 24)))
+    fixed = PriSM(channels="first", refresh_every=9)
+    first = fixed.aggregate(context, state, iter(answers(context, fixed, state, [0.25] * 24)))
     assert (first.rest["4.weight"] != state.rest["4.weight"]).all(0).tolist() == [True] * 2 + [False] * 6
 
 
@@ -275,7 +284,7 @@ def test_all_channels_are_computed_with_a_part_of_the_kernels() -> None:
 
 
 def test_zeros_where_nobody_trains_leave_every_client_all_kernels_of_the_trained_block() -> None:
-    method = PriSM(dropped="zero", kappa=4.0)
+    method = PriSM(channels="first", dropped="zero", kappa=4.0)
     context = context_of(method, [0.5])
     state = method.init(context)
     block = context.start()["2.weight"][:4, :4].numpy()
@@ -300,7 +309,7 @@ def gradient_of(state: Any, slope: Tensor) -> dict[str, dict[str, Tensor]]:
 
 
 def test_momentum_is_averaged_over_the_clients_that_had_the_entry_and_given_to_the_next() -> None:
-    method = PriSM(momentum="averaged", sampling="top", refresh_every=9)
+    method = PriSM(momentum="averaged", sampling="top", channels="first", refresh_every=9)
     context = context_of(method, [0.25, 0.5], training=MOMENTUM)
     state = method.init(context)
     updates = answers(context, method, state, [0.5, 0.25])
@@ -390,7 +399,7 @@ class Gated(nn.Module):
 
 
 def test_recurrent_rows_are_left_out_gate_by_gate() -> None:
-    method = PriSM(sampling="top")
+    method = PriSM(sampling="top", channels="first")
     context = context_of(method, [0.5], Gated())
     state = method.init(context)
     message = method.extract(context, state, Client(0, 0, Size(0.5), 1, 5, 0))
@@ -406,7 +415,7 @@ def test_recurrent_rows_are_left_out_gate_by_gate() -> None:
 
 
 def test_the_report_gets_needed_kernels_values_and_draws() -> None:
-    method = PriSM(sampling="top")
+    method = PriSM(sampling="top", channels="first")
     context = context_of(method, [0.5])
     state = method.init(context)
     state = method.aggregate(context, state, iter(answers(context, method, state, [0.5, 0.5])))
@@ -623,3 +632,208 @@ def test_the_frobenius_term_adds_only_single_numbers_to_what_a_step_holds() -> N
 @pytest.mark.slow
 def test_activations_of_resnet18_at_0_8_are_the_papers_share_of_the_full_networks() -> None:
     assert held_bytes(PriSM(), 0.8, "resnet18") / held_bytes(FedAvg(), 1.0, "resnet18") == pytest.approx(1.15, abs=0.01)
+
+
+# Windows of channels
+
+
+def normed() -> nn.Module:
+    """6 inputs, two hidden layers of 8 with batch-norm, 3 classes."""
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
+def weak_run(method: Method[Any], path: Path, capacities: Sequence[float] = (0.25,), rounds: int = 3) -> Run:
+    """A short run of a fleet in which nobody can hold the full network."""
+    x, y = numbers(0, 60, 6), torch.arange(60) % 3
+    return Experiment(
+        data=Data(train=(x + y[:, None], y), test=(x[:30] + y[:30, None], y[:30])),
+        clients=4,
+        model=normed(),
+        method=method,
+        devices={"capacities": list(capacities)},
+        training={"local_epochs": 2, "batch_size": 8, "learning_rate": 0.1},
+        engine={"name": "inprocess"},
+        rounds=rounds,
+        evaluate_every=rounds,
+    ).run(path / "run")
+
+
+def test_clients_compute_windows_that_have_no_channel_in_common_and_each_gets_all_in_turn() -> None:
+    method = PriSM()
+    context = context_of(method, [0.25])
+    units = [[kept.units(group.name) for group in context.axes.groups] for kept in windows(context, 0.25)]
+    assert units == [[(i, i + 1)] * 2 for i in (0, 2, 4, 6)]
+    state = method.init(context)
+    for client, round in ((0, 1), (1, 1), (0, 2), (3, 2)):
+        message = method.extract(context, state, Client(client, 0, Size(0.25), round, 5, 0))
+        first = 2 * ((client + round) % 4)
+        assert torch.equal(message.tensors["network.0.weight"], context.start()["0.weight"][first : first + 2])
+        assert torch.equal(message.tensors["network.4.weight"], context.start()["4.weight"][:, first : first + 2])
+        product = message.tensors["left.2:weight"] @ message.tensors["right.2:weight"]
+        block = context.start()["2.weight"][first : first + 2, first : first + 2]
+        np.testing.assert_allclose(product, block, atol=1e-5)
+
+
+def test_the_full_network_has_every_window_and_zeros_between_them_also_after_rounds(tmp_path: Path) -> None:
+    run = weak_run(PriSM(), tmp_path)
+    weight = tensors_of(run.customize("1.0"))["3.weight"].numpy()
+    inside = np.kron(np.eye(4), np.ones((2, 2))) > 0
+    assert np.abs(weight[~inside]).max() < 1e-6
+    assert np.abs(weight[inside]).min() > 1e-4
+    started = run.experiment.context.start()
+    full = tensors_of(run.customize("1.0"))
+    assert bool((full["0.weight"] != started["0.weight"]).all())
+    assert bool((full["6.weight"] != started["6.weight"]).all())
+
+
+def test_windows_of_two_widths_lie_inside_each_other_or_apart() -> None:
+    wide = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    context = context_of(PriSM(), [0.2, 0.4], wide)
+    small, large = ([set(kept.units("0")) for kept in windows(context, width)] for width in (0.2, 0.4))
+    assert small == [set(range(i, i + 4)) for i in (0, 4, 8, 12)]
+    assert large == [set(range(7)), set(range(8, 15))]
+
+
+def test_the_plan_says_how_much_of_the_network_can_ever_be_trained() -> None:
+    # 0.weight 48, 0.bias 8, 2.weight 64, 2.bias 8, 4.weight 24, 4.bias 3: 155
+    def share(method: Method[Any]) -> list[str]:
+        return [notice for notice in method.notices(context_of(method, [0.25])) if "can ever train" in notice]
+
+    assert "107 of the full network's 155 parameters (69%)" in share(PriSM())[0]  # of 2.weight 4 blocks of 2 x 2
+    assert "the rest is zero" in share(PriSM())[0]
+    assert "29 of the full network's 155 parameters (19%)" in share(PriSM(channels="first"))[0]
+    assert "keeps its start" in share(PriSM(channels="first"))[0]
+    assert share(PriSM(channels="all")) == share(PriSM(channels="drawn")) == []
+
+
+@pytest.mark.parametrize("method", [PriSM(), PriSM(channels="first", dropped="zero")], ids=["windows", "first"])
+def test_statistics_of_a_network_that_nobody_can_run_are_those_that_it_would_have_itself(
+    method: Method[Any], tmp_path: Path
+) -> None:
+    run = weak_run(method, tmp_path)
+    shipped = run.customize("1.0")
+    shares = [run.experiment.shares.share(client).train for client in range(4)]
+    inputs = [part.batch(torch.arange(len(part)))[0] for part in shares]
+    oracle = untrained(run.experiment.context, method, run.state, Size(1.0), [torch.cat(inputs)])
+    trained = slice(None) if method == PriSM() else slice(0, 2)
+    for norm, mean, variance in zip(batch_norms(shipped), oracle.means, oracle.variances):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        # The first pass of a client normalises by its own batch, so the second is near the truth and not at it.
+        torch.testing.assert_close(norm.running_mean[trained], mean[trained], atol=0.1, rtol=0.05)
+        torch.testing.assert_close(norm.running_var[trained], variance[trained], atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("method", [PriSM(), PriSM(channels="drawn"), FedHM()], ids=["windows", "drawn", "fedhm"])
+def test_no_client_is_sent_more_than_it_can_train_and_what_travels_is_counted(
+    method: Method[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def spy(context: Any, method: Any, message: Any, *rest: Any) -> Update:
+        answer = perform_any(context, method, message, *rest)
+        sent = size_bytes(message.tensors, message.ticket.to_json())
+        returned = size_bytes(answer.tensors, answer.to_json())
+        seen.append((message.ticket.job, sent, returned))
+        return answer
+
+    monkeypatch.setattr("anysize.engines.inprocess.perform_any", spy)
+    run = weak_run(method, tmp_path)
+    most = max(sent for task, sent, _ in seen if task == "train")
+    asked = [(sent, returned) for task, sent, returned in seen if task == "calibrate"]
+    assert max(sent for sent, _ in asked) < most + 1000  # a second pass has the statistics of the first
+    counted = run.history[-1]["calibration"]
+    assert counted == {"bytes_down": sum(s for s, _ in asked), "bytes_up": sum(r for _, r in asked)}
+    planned = plan(run.experiment)["statistics"]
+    assert [own["size"] for own in planned] == ["0.25", "1.0"]
+    assert planned[1]["by"] == ("pieces" if method == PriSM() else "batch")
+    assert 4 * sum(own["bytes_down"] for own in planned) == pytest.approx(counted["bytes_down"], rel=0.1)
+    assert 4 * sum(own["bytes_up"] for own in planned) == pytest.approx(counted["bytes_up"], rel=0.1)
+
+
+def test_a_network_without_statistics_ships_as_it_was_measured_by_its_batch(tmp_path: Path) -> None:
+    run = weak_run(PriSM(channels="drawn"), tmp_path)
+    assert all(norm.running_mean is None for norm in batch_norms(run.customize("1.0")))
+    assert all(norm.running_mean is not None for norm in batch_norms(run.customize("0.25")))
+    x, y = evaluation_part(run.experiment).batch(torch.arange(30))
+    with torch.no_grad():
+        right = (run.customize("1.0")(x).argmax(1) == y).float().mean()
+    assert float(right) == pytest.approx(run.history[-1]["accuracy"]["1.0"])
+
+
+def test_statistics_of_parts_are_put_together_by_channel_and_the_first_rank_that_has_it_counts() -> None:
+    def part(mean: list[float], variance: list[float], count: float) -> Statistics:
+        return Statistics((torch.tensor(mean),), (torch.tensor(variance),), (count,))
+
+    ranks = [
+        [(part([1.0, 3.0], [1.0, 1.0], 1.0), [torch.tensor([0, 1])]), (part([5.0], [2.0], 3.0), [torch.tensor([1])])],
+        [(part([9.0, 7.0], [4.0, 5.0], 8.0), [torch.tensor([1, 2])])],
+    ]
+    whole = put_together(ranks, [4])
+    assert whole.means[0].tolist() == pytest.approx([1.0, 4.5, 7.0, 0.0])  # (3 + 3 x 5) / 4
+    assert whole.variances[0].tolist() == pytest.approx([1.0, 2.5, 5.0, 1.0])  # (1 + 3 x 2) / 4 + 3/4 (2)^2 / 4
+
+
+def test_options_that_would_change_nothing_are_refused_before_a_run_and_borne_in_an_older_one(tmp_path: Path) -> None:
+    useless = [PriSM(dropped="zero"), PriSM(channels="all", dropped="zero"), PriSM(sampling="top", kappa=4.0)]
+    for method, words in zip(useless, ['channels = "windows"', 'channels = "all"', 'sampling = "top"']):
+        made = Experiment(data="digits", clients=4, model="small-cnn", method=method, devices={"capacities": [0.5]})
+        with pytest.raises(ConfigError, match=words):
+            plan(made)
+        with pytest.raises(ConfigError, match=words):
+            made.run(tmp_path / "new")
+    run = weak_run(PriSM(sampling="top"), tmp_path, rounds=1)
+    config = run.directory / "config.toml"
+    config.write_text(config.read_text().replace("kappa = 2.5", "kappa = 4.0"))
+    assert az.load(run.directory, model=normed(), data=run.experiment.data).round == 1
+
+
+# Transformers
+
+
+def test_a_transformers_sub_models_start_near_the_learned_network_with_attention_whole() -> None:
+    source = Experiment(data="digits", clients=1, model="vit-tiny", method=PriSM()).data
+    assert isinstance(source, Data)
+    x, y = source.train.batch(torch.arange(len(source.train)))
+    x = to_input(x)
+    torch.manual_seed(0)
+    vit = vit_tiny((1, 8, 8), 10, patch=2, width=24, depth=2, heads=2, expansion=4)
+    optimizer = torch.optim.Adam(vit.parameters(), 3e-3)
+    for batch in (part for _ in range(6) for part in torch.randperm(len(x)).split(64)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(vit(x[batch]), y[batch]).backward()
+        optimizer.step()
+    learned = float((vit(x).argmax(1) == y).float().mean())
+    assert learned > 0.8
+
+    def start(method: Method[Any], keep: float) -> float:
+        made = Experiment(data="digits", clients=4, model=vit, method=method, devices={"capacities": [keep]})
+        message = method.extract(made.context, method.init(made.context), Client(0, 0, Size(keep), 1, 5, 0))
+        with torch.no_grad():
+            return float((method.build(made.context, message).eval()(x).argmax(1) == y).float().mean())
+
+    assert start(PriSM(channels="mlp"), 0.2) > 0.5
+    assert start(PriSM(channels="mlp"), 0.4) > 0.5
+    assert start(PriSM(), 0.4) < 0.4
+
+
+def test_only_feed_forward_layers_are_decomposed_and_nothing_is_narrowed() -> None:
+    method = PriSM(channels="mlp")
+    vit = vit_tiny((1, 8, 8), 10, patch=2, width=24, depth=2, heads=2, expansion=4)
+    made = Experiment(data="digits", clients=4, model=vit, method=method, devices={"capacities": [0.25]})
+    message = method.extract(made.context, method.init(made.context), Client(0, 0, Size(0.25), 1, 5, 0))
+    factors = {name: tuple(tensor.shape) for name, tensor in message.tensors.items() if ":" in name}
+    assert factors == {
+        f"{side}.blocks:{block}:{layer}:weight": shape
+        for block in (0, 1)
+        for side, layer, shape in (
+            ("left", "expand", (96, 6)),
+            ("right", "expand", (6, 24)),
+            ("left", "contract", (24, 6)),
+            ("right", "contract", (6, 96)),
+        )
+    }
+    with pytest.raises(MethodError, match='channels = "mlp": the network has no feed-forward layers'):
+        method.init(context_of(method, [0.5], nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))))

@@ -33,6 +33,7 @@ from anysize.cli.printing import (
     print_summary,
     say,
     shape_text,
+    statistics_lines,
     ways_lines,
 )
 from anysize.engines.start import quick_start
@@ -205,6 +206,8 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if any(group["mask"] for group in made["groups"]):
         say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication computes them too.")
     say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
+    for text in statistics_lines(made["statistics"]):
+        say(text)
     print_notices(made["notices"])
 
 

@@ -46,6 +46,22 @@ def ways_lines(groups: list[dict[str, Any]]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def statistics_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How the batch-norm statistics of each size are found, and what travels for them; nothing if none are needed."""
+    words = {
+        "clients": "estimated by clients that can run it",
+        "pieces": "put together from {pieces} parts that clients can run; no client gets the whole",
+        "batch": "none: no client can run it, so it goes on normalising by its batch",
+    }
+    lines = []
+    for own in estimates:
+        text = words[own["by"]].format(pieces=own["pieces"])
+        traffic = f"{bytes_text(own['bytes_down'])} down and {bytes_text(own['bytes_up'])} up"
+        lines.append(f"  {own['size']}: {text}" + (f"; {traffic}" if own["bytes_down"] else ""))
+    head = "\nBatch-norm statistics of finished networks (bytes: per client that is asked, at an evaluation):"
+    return [head, *lines] if lines else []
+
+
 def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
     """The look-up table, best first."""
     table = Table("what could be trained", box=None, header_style="bold")

@@ -156,6 +156,43 @@ def _together(parts: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Te
     return mean, within + between, count
 
 
+Places = Sequence[Tensor | None]
+"""For each batch-norm of a part of a network, which of the network's channels it has; None for all."""
+
+
+def put_together(ranks: Sequence[Sequence[tuple[Statistics, Places]]], channels: Sequence[int]) -> Statistics:
+    """The statistics of a network from those of parts of it.
+
+    A channel has those of all parts of the first rank that has it; mean 0 and variance 1 if none does.
+
+    Args:
+        ranks: parts, the most trusted first.
+        channels: how many channels each batch-norm of the network has.
+    """
+    means = [torch.zeros(size) for size in channels]
+    variances = [torch.ones(size) for size in channels]
+    counts = [0.0] * len(channels)
+    for parts in reversed(ranks):
+        for i, size in enumerate(channels):
+            sums = _sums([(own, i, places[i]) for own, places in parts], size)
+            known, mean = sums[0] > 0, sums[1] / sums[0].clamp_min(1e-300)
+            variance = (sums[2] / sums[0].clamp_min(1e-300) - mean.square()).clamp_min(0)
+            means[i] = torch.where(known, mean.float(), means[i])
+            variances[i] = torch.where(known, variance.float(), variances[i])
+            counts[i] = max(counts[i], float(sums[0].max()))
+    return Statistics(tuple(means), tuple(variances), tuple(counts))
+
+
+def _sums(parts: Sequence[tuple[Statistics, int, Tensor | None]], size: int) -> Tensor:
+    """(3, size): per channel the count, the sum and the sum of squares of all values of one layer."""
+    sums = torch.zeros(3, size, dtype=torch.float64)
+    for own, layer, at in parts:
+        mean = own.means[layer].double()
+        moments = torch.stack([torch.ones_like(mean), mean, own.variances[layer].double() + mean.square()])
+        sums[:, torch.arange(size) if at is None else at] += own.counts[layer] * moments
+    return sums
+
+
 def attach(module: nn.Module, statistics: Statistics) -> nn.Module:
     """The module, changed in place: in evaluation mode its batch-norms normalise by `statistics`."""
     for norm, mean, variance in zip(batch_norms(module), statistics.means, statistics.variances):

@@ -67,6 +67,12 @@ class Experiment(Setup):
         other.tabulates = False
         return other
 
+    def check_options(self) -> None:
+        """Refuses options of the method that would change nothing."""
+        problems = [f"method: {problem}; leave out one of them" for problem in self.method.ignored()]
+        if problems:
+            raise ConfigError("\n".join(problems))
+
     def with_config(self, config: ExperimentConfig) -> Experiment:
         """The experiment of a config that differs only in its method; it shares what was computed from the data."""
         other = self.anew(config)

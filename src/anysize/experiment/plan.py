@@ -6,13 +6,15 @@ from dataclasses import asdict
 
 from anysize.cost.count import trained
 from anysize.errors import DataError
+from anysize.experiment.estimating import estimates
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.methods.capabilities import Factored, Searched, asks_held_out
 from anysize.wire import Json
 
 
 def plan(experiment: Experiment) -> Json:
-    """The plan as one JSON object: {"groups": [...], "leaves_the_device": [...], "notices": [...]}."""
+    """The plan as one JSON object: groups, the look-up table, what leaves a device, statistics, notices."""
+    experiment.check_options()
     planned, experiment = experiment, experiment.without_data()
     context = experiment.context
     state = experiment.method.init(context)
@@ -39,6 +41,7 @@ def plan(experiment: Experiment) -> Json:
         "groups": groups,
         "table": None if table is None else [entry.to_json() for entry in table.best_first],
         "leaves_the_device": leaves_the_device(experiment),
+        "statistics": estimates(experiment, state),
         "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
     }
 

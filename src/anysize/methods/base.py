@@ -76,6 +76,13 @@ class Method(ABC, Generic[State]):
         """What is wrong with options that are allowed one by one, but not together; by default nothing."""
         return ()
 
+    def ignored(self) -> Iterable[str]:
+        """Options that were given and would change nothing, with the reason; by default none.
+
+        A new run is refused for them. An older run that was made with them goes on.
+        """
+        return ()
+
     @property
     def recipe(self) -> Tricks:
         """The tricks of an experiment that names none: the paper's, unless an option stands for another paper's."""

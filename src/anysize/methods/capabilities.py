@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from torch import Tensor, nn
 
+from anysize.elastic.axes import Kept
 from anysize.methods.base import Method, State
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel
@@ -117,6 +119,26 @@ class Mixture(ABC, Generic[State]):
     @abstractmethod
     def member(self, context: Context, state: State, name: str, client: Client) -> SubModel:
         """What a client receives to evaluate or to calibrate one member."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a network that a device of that size can run, and which channels it has."""
+
+    size: Size
+    kept: Kept
+    extract: Callable[[Client], SubModel]
+
+
+class Pieced(ABC, Generic[State]):
+    """A network that no client can run has batch-norm statistics that pieces of it tell, which clients can run."""
+
+    @abstractmethod
+    def pieces(self, context: Context, state: State, size: Size) -> Sequence[Piece]:
+        """Parts that together have every channel of the network of that size which is not constant.
+
+        A channel's statistics are those of the largest parts that have it. Empty if they are not the network's.
+        """
 
 
 def levels_of(method: Method[Any], context: Context) -> Levels | None:

@@ -25,6 +25,21 @@ def inner_weights(context: Context, pointwise: bool = False) -> list[str]:
     return [name for name, kind in _left_alone(context, pointwise).items() if kind is None]
 
 
+def feed_forward_weights(context: Context) -> list[str]:
+    """The inner weights of a transformer's feed-forward layers: attention and the residual stream are left alone.
+
+    They are the weights on both sides of a group of channels that nothing but linear layers has, one element a channel.
+    Channels of an attention have one for each head, and those of the residual stream are in norms too.
+    """
+    found: set[str] = set()
+    for group in context.axes.groups:
+        names = [member.name for member in group.members]
+        linear = all(isinstance(_layer(context, name), nn.Linear) for name in names)
+        if linear and all(member.times == 1 for member in group.members):
+            found.update(names)
+    return [name for name in inner_weights(context) if name in found]
+
+
 def factorising_notices(context: Context, method: str, rest: str, pointwise: bool = False) -> list[str]:
     """One line where less than half of the trained parameters are factorised, and none elsewhere.
 
@@ -57,7 +72,7 @@ def _left_alone(context: Context, pointwise: bool) -> dict[str, str | None]:
 def _kind(
     context: Context, name: str, shape: Sequence[int], members: Collection[tuple[str, int]], pointwise: bool
 ) -> str | None:
-    layer = context.template.get_submodule(name.rpartition(".")[0])
+    layer = _layer(context, name)
     if len(shape) < 2:
         return "norms and biases"
     if len(shape) > 2 and math.prod(shape[2:]) == 1 and not pointwise:
@@ -70,3 +85,8 @@ def _kind(
     if any((name, axis) in members for axis in range(2, len(shape))):
         return "kernels that change with the width"  # there is no one kernel for all widths
     return None
+
+
+def _layer(context: Context, name: str) -> nn.Module:
+    """The layer that holds the tensor of that name."""
+    return context.template.get_submodule(name.rpartition(".")[0])

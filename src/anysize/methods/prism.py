@@ -28,26 +28,30 @@ authors do. Recurrent weights have one decomposition over all gates, and their r
 Departures:
 - The authors mask full tensors, and in their residual networks every channel stays alive through the shortcuts, the
   stem and the projections. Here a client's network is narrowed everywhere to the channels that it computes, so that it
-  costs what Table 1 says. So if all clients have one keep ratio and `channels = "first"`, as in the paper, no client
-  trains the entries of the stem, the classifier, norms and right factors beyond these channels. Untrained entries still
-  take part in the decomposition, where their kernels displace trained ones, and in the finished full network;
-  `dropped = "zero"` leaves them out of both. With "drawn", which an earlier version of the authors' code had for the
-  left factors, everything is trained. With "all" too, at the cost of OrthDrop: that is section 3.2.1 without its
-  paragraph on memory.
+  costs what Table 1 says. If all clients computed the first channels (`channels = "first"`, the paper's u_i(1:r)), none
+  would train the entries beyond them: 84 % of a weight at keep 0.4, 96 % at 0.2. So by default clients compute
+  different windows of channels: see `windows`. An entry outside of every window has no client either. It starts at
+  zero and stays there, so that the full network is the sum of what was trained; a pretrained one keeps it. `notices`
+  says how much that is. Kernels are drawn by their importance within the client's window.
+- `channels = "all"` is section 3.2.1 without its paragraph on memory: all is trained, at the cost of OrthDrop. "drawn"
+  is an earlier version of the authors' code, which drew the rows of the left factors. "mlp" is what their code does to
+  transformers, where it leaves attention and the residual stream whole.
 - The authors' code, but not the paper, averages the momentum of factors and norms and hands it back; after a refresh it
   goes to whatever kernels then have the same numbers. `momentum = "averaged"` averages it for all trained tensors, and
   a refresh transforms it together with the kernels.
 - The paper gives the number of required kernels as 2^(-log(sum p log p)); it must mean 2^(-sum p log2 p).
 - lambda of Eq. (6) is training.weight_decay, as in the authors' code; a factor on it is an option.
-- A finished network smaller than full has the first channels and the most important kernels. The paper has no such
-  network.
-- Clients estimate the batch-norm statistics for export by forward passes of the network to be exported. So the full
-  network also reaches clients that could not train it. If your fleet cannot allow this, do not export the full network
-  with batch-norm.
+- A finished network smaller than full has the first channels and the kernels that are most important there. The paper
+  has no such network.
+- The paper tests by the statistics of the test batch. A finished network has fixed ones. If no client can run the full
+  network, clients estimate those of the networks in the windows, which they can run, and the server puts them together
+  (`PriSM.pieces`). With other choices of channels there is nothing to put together, and the full network goes on
+  normalising by its batch, as the paper does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -75,13 +79,13 @@ from anysize.elastic.kernels import (
     sides,
 )
 from anysize.elastic.skeleton import fill
-from anysize.elastic.slicing import take
+from anysize.elastic.slicing import scatter_, take
 from anysize.errors import MethodError
 from anysize.methods.base import Method
-from anysize.methods.capabilities import CarriesMomentum
+from anysize.methods.capabilities import CarriesMomentum, Piece, Pieced
 from anysize.methods.context import Context
-from anysize.methods.factorising import factorising_notices, inner_weights
-from anysize.methods.kit import checked, class_weights, cut, paste, sub_model
+from anysize.methods.factorising import factorising_notices, feed_forward_weights, inner_weights
+from anysize.methods.kit import checked, class_weights, sub_model
 from anysize.methods.mean import Index, StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
@@ -91,6 +95,7 @@ from anysize.rng import generator
 from anysize.wire import Tensors, copies, under
 
 _SAMPLINGS = ("importance", "uniform", "softmax", "top")
+_KAPPA = 2.5
 _MOMENTUM = "momentum."
 _ROUNDING = 1e-5  # times the largest singular value: smaller ones are rounding errors in single precision
 _TINY = torch.finfo(torch.float64).tiny
@@ -137,7 +142,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PriSM(Method[PriSMState], CarriesMomentum):
+class PriSM(Method[PriSMState], CarriesMomentum, Pieced[PriSMState]):
     """Principal probabilistic sub-models.
 
     Attributes:
@@ -146,18 +151,19 @@ class PriSM(Method[PriSMState], CarriesMomentum):
             "top" gives every client the most important kernels.
         refresh_every: rounds from one decomposition to the next.
         frobenius: the factor of Eq. (6), as a multiple of training.weight_decay; 0 is off.
-        channels: which output channels a client computes: the "first", the same for all clients of a size (the paper);
-            "drawn" at random for each client, so that all are trained; or "all", which saves parameters and
-            multiply-adds, but no activations.
+        channels: which output channels a client computes: in "windows", another one for each client in each round, so
+            that all channels are trained; the "first", the same for all clients of a size (the paper); "drawn" at
+            random for each client; "all", which saves parameters and multiply-adds, but no activations; or "mlp": all,
+            and of a transformer only its feed-forward layers are decomposed (the authors' code).
         dropped: with `channels = "first"`, what no client can train is "kept" as it started (the paper), or "zero" from
             the start, so that it is neither decomposed nor part of a finished network.
         momentum: "local" starts at zero in every round; "averaged": clients send it, the server averages it as it
             averages kernels and gives it to the next round's clients, which doubles the bytes.
     """
 
-    kappa: NotNegative = 2.5
+    kappa: NotNegative = _KAPPA
     sampling: Sampling = "importance"
-    channels: Literal["first", "drawn", "all"] = "first"
+    channels: Literal["windows", "first", "drawn", "all", "mlp"] = "windows"
     refresh_every: Count = 1
     frobenius: NotNegative = 1.0
     dropped: Literal["zero", "kept"] = "kept"
@@ -169,6 +175,12 @@ class PriSM(Method[PriSMState], CarriesMomentum):
         "pretrained_start": "weights are kept as principal kernels, whose sum is the given weight but for rounding",
     }
 
+    def ignored(self) -> Iterable[str]:
+        if self.dropped != "kept" and self.channels != "first":
+            yield f'dropped = "{self.dropped}" works with channels = "first", and channels = "{self.channels}"'
+        if self.kappa != _KAPPA and self.sampling != "importance":
+            yield f'kappa = {self.kappa:g} works with sampling = "importance", and sampling = "{self.sampling}"'
+
     def sizes(self, context: Context) -> Sequence[Size]:
         """The trained sizes and the full network, which training aims at even if no client can hold it."""
         return context.sizes if context.largest.width == 1 else (*context.sizes, Size(1.0))
@@ -177,16 +189,36 @@ class PriSM(Method[PriSMState], CarriesMomentum):
         problems = list(self._context_problems(context))
         if problems:
             raise MethodError("prism: " + "; ".join(problems))
-        start, names = context.start(), inner_weights(context)
-        if self.channels == "first" and self.dropped == "zero":
-            start = trained_only(context, start)
+        start, names = context.start(), self._decomposed_names(context)
+        if self._empties(context):
+            start = trained_only(context, start, self._all_kept(context))
         left, right, values = _decomposed({name: start[name] for name in names})
         rest = {name: tensor for name, tensor in start.items() if name not in left}
         draws = {name: torch.zeros(len(own), dtype=torch.int64) for name, own in values.items()}
         state = PriSMState(left, right, values, rest, draws, 0, {})
         return replace(state, momentum=no_momentum(context, state)) if self.momentum == "averaged" else state
 
+    def _empties(self, context: Context) -> bool:
+        """Whether what no client can train starts at zero; between windows it does, unless it was learned."""
+        if self.channels == "windows":
+            return not context.pretrained
+        return self.channels == "first" and self.dropped == "zero"
+
+    def _decomposed_names(self, context: Context) -> list[str]:
+        return feed_forward_weights(context) if self.channels == "mlp" else inner_weights(context)
+
+    def _all_kept(self, context: Context) -> list[Kept]:
+        """Every choice of channels that a client of this fleet can have."""
+        if self.channels in ("all", "mlp", "drawn"):  # drawn channels can be any
+            return [context.axes.kept(1.0)]
+        widths = sorted({size.width for size in context.sizes})
+        if self.channels == "first":
+            return [context.axes.kept(width) for width in widths]
+        return [kept for width in widths for kept in windows(context, width)]
+
     def _context_problems(self, context: Context) -> Iterator[str]:
+        if self.channels == "mlp" and not feed_forward_weights(context):
+            yield 'channels = "mlp": the network has no feed-forward layers between attentions; take "all" or "windows"'
         if context.tricks.server_momentum:
             yield "tricks.server_momentum would add steps of kernels that a refresh has since replaced; leave it out"
         if self.momentum == "averaged":
@@ -284,24 +316,75 @@ class PriSM(Method[PriSMState], CarriesMomentum):
 
     def _part(self, context: Context, state: PriSMState, keep: float, round: int, client: int) -> Part:
         """The part of the state that a client trains in a round."""
-        kernels = drawn(state, keep, generator(context.seed, round, client, "kernels"), self.sampling, self.kappa)
         kept = context.axes.kept(self._width(keep))
         if self.channels == "drawn":
             kept = drawn_channels(context, kept, generator(context.seed, round, client, "channels"))
-        return make_part(context, state, kernels, kept)
+        if self.channels == "windows":
+            choices = windows(context, keep)
+            kept = choices[(client + round) % len(choices)]
+        random = generator(context.seed, round, client, "kernels")
+        return make_part(context, state, self._drawn(context, state, keep, kept, random, self.sampling), kept)
 
-    def _finished(self, context: Context, state: PriSMState, keep: float) -> dict[str, Tensors]:
+    def pieces(self, context: Context, state: PriSMState, size: Size) -> Sequence[Piece]:
+        """The networks in all windows, or at the first channels if all else is zero.
+
+        What lies between them is zero, so that a channel's inputs in the full network are those that it has in a piece.
+        """
+        largest = context.largest
+        if size.width != 1 or not self._empties(context):
+            return []
+        if self.channels == "first":
+            return [self._piece(context, state, largest, context.axes.kept(largest.width))]
+        return [self._piece(context, state, own, kept) for own in context.sizes for kept in windows(context, own.width)]
+
+    def _piece(self, context: Context, state: PriSMState, size: Size, kept: Kept) -> Piece:
+        """The finished network of a size at these channels."""
+
+        def extract(client: Client) -> SubModel:
+            tensors = named(*self._finished(context, state, size.width, kept).values())
+            return sub_model(client, tensors, width=size.width, keep=size.width)
+
+        return Piece(size, kept, extract)
+
+    def _finished(
+        self, context: Context, state: PriSMState, keep: float, kept: Kept | None = None
+    ) -> dict[str, Tensors]:
         """The tensors of the finished network of that size: the most important kernels, at the first channels."""
-        kernels = drawn(state, keep, torch.Generator(), "top", 1.0)
-        return make_part(context, state, kernels, context.axes.kept(self._width(keep))).of(state.sides)
+        kept = kept or context.axes.kept(self._width(keep))
+        kernels = self._drawn(context, state, keep, kept, torch.Generator(), "top")
+        return make_part(context, state, kernels, kept).of(state.sides)
+
+    def _drawn(
+        self,
+        context: Context,
+        state: PriSMState,
+        keep: float,
+        kept: Kept,
+        random: torch.Generator,
+        sampling: Sampling,
+    ) -> dict[str, Tensor]:
+        """The kernels of a client with these channels; in a window they are drawn by what they are there."""
+        values = within(context, state, kept) if self.channels == "windows" else state.values
+        return drawn(replace(state, values=values), keep, random, sampling, self.kappa)
 
     def _width(self, keep: float) -> float:
         """The fraction of the channels that a client with that keep ratio computes."""
-        return 1.0 if self.channels == "all" else keep
+        return 1.0 if self.channels in ("all", "mlp") else keep
 
     def notices(self, context: Context) -> list[str]:
-        rest = "trained by every client" if self.channels == "all" else "cut to a client's channels, as origdrop does"
-        return factorising_notices(context, "prism", f"the rest is {rest}")
+        whole = self.channels in ("all", "mlp")
+        rest = "trained by every client" if whole else "cut to a client's channels, as origdrop does"
+        found = factorising_notices(context, "prism", f"the rest is {rest}")
+        trainable, total = trainable_entries(context, self._all_kept(context))
+        if trainable == total:
+            return found
+        found.append(
+            f"prism: clients can ever train {trainable:,} of the full network's {total:,} parameters "
+            f'({trainable / total:.0%}) with channels = "{self.channels}" and no client of capacity 1; the rest '
+            f"{'is zero' if self._empties(context) else 'keeps its start'}. "
+            'channels = "all" trains everything, at more cost'
+        )
+        return found
 
 
 def drawn(
@@ -326,6 +409,40 @@ def drawn_channels(context: Context, kept: Kept, random: torch.Generator) -> Kep
     return context.axes.kept(chosen)
 
 
+def windows(context: Context, width: float) -> list[Kept]:
+    """The windows of neighbouring channels of that width: as many as fit side by side into every layer, at least one.
+
+    A window lies at the same place in the order of windows in all layers, so that what a layer computes is what the
+    next one reads. Windows of one width have no channel in common, and a window of the fleet's smallest width is inside
+    one of a larger width or beside it: so no channel ever gets inputs from two of them.
+    """
+    smallest, own = (context.axes.kept(w) for w in (min(width, context.sizes[0].width), width))
+    elastic = [group for group in context.axes.groups if not group.fixed]
+    counts = {group.name: own.count(group.name) for group in elastic}
+    steps = {name: _up_to(count, smallest.count(name)) for name, count in counts.items()}
+    number = min((1 + (g.size - counts[g.name]) // steps[g.name] for g in elastic), default=1)
+    starts = [{name: place * step for name, step in steps.items()} for place in range(number)]
+    return [
+        context.axes.kept({name: list(range(start, start + counts[name])) for name, start in places.items()})
+        for places in starts
+    ]
+
+
+def _up_to(count: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is at least `count`."""
+    return unit * math.ceil(count / unit)
+
+
+def within(context: Context, state: PriSMState, kept: Kept) -> Tensors:
+    """What `state.values` is for whole kernels, for the parts of the kernels at the channels that are kept."""
+    every = {name: torch.arange(len(own)) for name, own in state.values.items()}
+    at = make_part(context, state, every, kept).at
+    return {
+        name: importance(take(state.left[name], at["left"][name]), take(state.right[name], at["right"][name]))
+        for name in state.values
+    }
+
+
 def make_part(context: Context, state: PriSMState, kernels: Mapping[str, Tensor], kept: Kept) -> Part:
     """The part of the state with these kernels, at the channels that are kept."""
     left: dict[str, Index] = {}
@@ -337,11 +454,22 @@ def make_part(context: Context, state: PriSMState, kernels: Mapping[str, Tensor]
     return Part(kernels, {"left": left, "right": right, "network": rest})
 
 
-def trained_only(context: Context, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The full network's tensors, with zeros at entries that no client has if all have the first channels."""
-    width = context.largest.width
-    empty = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    return paste(context, empty, cut(context, tensors, width), width)
+def trained_only(context: Context, tensors: Mapping[str, Tensor], choices: Sequence[Kept]) -> Tensors:
+    """The full network's tensors, with zeros at the entries of which no choice of channels has any."""
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    for kept in choices:
+        for name, tensor in tensors.items():
+            index = context.axes.index(name, kept)
+            scatter_(found[name], index, take(tensor, index))
+    return found
+
+
+def trainable_entries(context: Context, choices: Sequence[Kept]) -> tuple[int, int]:
+    """How many of the full network's trained parameters some choice of channels has, and how many there are."""
+    trained = {name: p for name, p in context.template.named_parameters() if p.requires_grad}
+    ones = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in trained.items()}
+    had = trained_only(context, ones, choices)
+    return sum(int(own.sum()) for own in had.values()), sum(p.numel() for p in trained.values())
 
 
 def refreshed(after: PriSMState, before: PriSMState, same: Collection[str] = ()) -> PriSMState:

@@ -21,6 +21,7 @@ from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.inprocess import InProcess
 from anysize.errors import CheckpointError, ConfigError, DataError, TrustError, unknown
 from anysize.experiment.brief import known_in
+from anysize.experiment.estimating import jobs
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Known
 from anysize.exports.bundle import Entry, write_bundle
@@ -224,6 +225,9 @@ class Run:
     def _calibrated(self, sizes: Sequence[Size]) -> dict[str, Statistics]:
         """Statistics of sizes, estimated now on the clients' data; an error if only devices have it."""
         experiment = self.experiment
+        context, method, devices = experiment.context, experiment.method, experiment.size_of_group.values()
+        if not jobs(context, method, self.state, sizes, devices):  # they normalise by their batch, as `plan` says
+            return {}
         if experiment.config.own_data:
             raise DataError(
                 f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "

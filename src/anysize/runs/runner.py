@@ -41,7 +41,7 @@ from anysize.runs.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.runs.progress import OnEvent, watched
 from anysize.runs.resuming import resumed
 from anysize.runs.run import Run
-from anysize.server.calibration import calibrate
+from anysize.server.calibration import Traffic, calibrate
 from anysize.server.judging import by_group, check_attackable, judged, on_clients, on_test, under_attack
 from anysize.server.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
@@ -146,6 +146,7 @@ class _Runner:
         if resume:
             self._check_resumable()
         else:
+            self._experiment.check_options()
             directories.check_free(self._directory, overwrite)
 
     def _wants_pool(self) -> bool:
@@ -304,14 +305,16 @@ class _Runner:
         """Calibrate if needed, measure, and put the statistics into the checkpoint."""
         experiment = self._experiment
         config, context, method = experiment.config, experiment.context, experiment.method
-        current.statistics = used = calibrate(experiment, current.state, engine, fleet, current.round, missing=missing)
-        event: Json = {}
+        traffic = Traffic()
+        asked = (engine, fleet, current.round, None, missing, traffic)
+        current.statistics = used = calibrate(experiment, current.state, *asked)
+        event: Json = {"calibration": asdict(traffic)} if traffic.bytes_down else {}
         metric = context.task.metric
         if "test" in config.evaluation.on:
             test, batch = evaluation_part(experiment), config.evaluation.batch_size
             apart = config.evaluation.by_domain
             metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart, engine=engine)
-            event = {metric: _main(metrics, metric), "metrics": metrics}
+            event |= {metric: _main(metrics, metric), "metrics": metrics}
             if used and context.tricks.batch_norm == "batch":  # as in the papers that normalise by the test batch
                 by_batch = on_test(context, method, current.state, test, {}, batch, engine=engine)
                 event["by_test_batch"] = _main(by_batch, metric)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,13 +12,22 @@ from anysize.client.work import CALIBRATION_PASSES, needs_calibration, with_stat
 from anysize.devices.fleet import Fleet
 from anysize.elastic.norm import Statistics, attach, collect, merge, without_statistics
 from anysize.engines.base import Absence, Engine, present
+from anysize.experiment.estimating import Job, jobs, whole
 from anysize.experiment.experiment import Experiment
 from anysize.methods.base import Method
-from anysize.methods.capabilities import Mixture
 from anysize.methods.context import Context
-from anysize.methods.messages import Client, SubModel
+from anysize.methods.messages import SubModel
 from anysize.methods.size import Size
 from anysize.server.asking import client_of, draws
+from anysize.wire import size_bytes
+
+
+@dataclass
+class Traffic:
+    """What calibration sends to clients, and what they answer."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
 
 
 def untrained(context: Context, method: Method[Any], state: Any, size: Size, batches: Sequence[Tensor]) -> Statistics:
@@ -43,61 +51,56 @@ def calibrated(
     sizes: Sequence[Size] | None = None,
     samples: int | None = None,
     missing: list[Absence] | None = None,
+    traffic: Traffic | None = None,
 ) -> dict[str, Statistics]:
     """Batch-norm statistics per size label, or of a mixture per member; empty if none are needed.
 
-    Up to `count` clients that can run a size estimate its statistics, on all their training samples or on `samples` of
-    them. Clients that do not answer go into `missing` and get no further messages; sizes without answers are left out.
+    Each is estimated by up to `count` clients that can run it, or that can run a piece of it, on all of their training
+    samples or on `samples` of them. A client that does not answer is put into `missing` and not asked again; what
+    nobody answers for, and what nobody can run, is left out.
     """
     if not needs_calibration(context):
         return {}
     found: dict[str, Statistics] = {}
-    runnable = _runnable(context, method, state, sizes if sizes is not None else method.sizes(context))
-    ids = {label: able(context, fleet, size_of_group, size, round, count) for label, (size, _) in runnable.items()}
+    wanted = sizes if sizes is not None else method.sizes(context)
+    todo = jobs(context, method, state, wanted, size_of_group.values())
+    ids = {job.label: able(context, fleet, size_of_group, job, round, count) for job in todo}
     absent: list[Absence] = []
+    sent = traffic or Traffic()
 
     def messages() -> Iterator[SubModel]:
-        for label, (size, extract) in runnable.items():
-            for client in ids[label]:
-                asked = client_of(context, client, size, round, "calibrate")
-                message = extract(asked)
+        for job in todo:
+            for client in ids[job.label]:
+                asked = client_of(context, client, job.size, round, "calibrate")
+                message = job.extract(asked)
                 message = replace(message, ticket=replace(message.ticket, calibration_samples=samples))
-                yield with_statistics(message, found[label]) if label in found else message
+                message = with_statistics(message, found[job.label]) if job.label in found else message
+                sent.bytes_down += size_bytes(message.tensors, message.ticket.to_json())
+                yield message
 
     for _ in range(CALIBRATION_PASSES):
         parts: dict[str, list[Statistics]] = {}
-        labels = [label for label in runnable for _ in ids[label]]
+        labels = [job.label for job in todo for _ in ids[job.label]]
         for answer, label in zip(engine.perform(messages()), labels):
             for update in present([answer], absent):
+                sent.bytes_up += size_bytes(update.tensors, update.to_json())
                 parts.setdefault(label, []).append(Statistics.of(update.tensors))
         found = {label: merge(own) for label, own in parts.items()}
         silent = {absence.client for absence in absent}
         ids = {label: [client for client in own if client not in silent] for label, own in ids.items()}
     if missing is not None:
         missing.extend(absent)
-    return {label: found[label] for label in reversed(runnable) if label in found}
-
-
-def _runnable(
-    context: Context, method: Method[Any], state: Any, sizes: Sequence[Size]
-) -> dict[str, tuple[Size, Callable[[Client], SubModel]]]:
-    """What clients run to calibrate these sizes: the size that a device must be able to run, and the message.
-
-    Members of a mixture all have the smallest size. Other networks run whole, the largest first: it takes longest.
-    """
-    if isinstance(method, Mixture):
-        names = dict.fromkeys(name for size in sizes for name in method.members(context, state, size))
-        return {name: (context.sizes[0], partial(method.member, context, state, name)) for name in names}
-    return {size.label: (size, partial(method.extract, context, state)) for size in reversed(sizes)}
+    complete = whole(context, todo, found)
+    return {label: complete[label] for label in dict.fromkeys(job.whole for job in reversed(todo)) if label in complete}
 
 
 def able(
-    context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], size: Size, round: int, count: int
+    context: Context, fleet: Fleet, size_of_group: Mapping[str, Size], job: Job, round: int, count: int
 ) -> list[int]:
-    """Up to `count` clients whose devices can run `size`, drawn every round; in a simulation any, if none can."""
+    """Up to `count` clients whose devices can do a job, drawn anew every round; where it says so any, if none can."""
     order = draws(context, fleet, round, count, "calibration")
-    chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(size)]
-    anybody = order if fleet.present is None else []  # a real device refuses what it cannot run
+    chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(job.size)]
+    anybody = order if job.anybody and fleet.present is None else []  # a real device refuses what it cannot run
     return sorted((chosen or anybody)[:count])
 
 
@@ -109,7 +112,9 @@ def calibrate(
     number: int,
     sizes: Sequence[Size] | None = None,
     missing: list[Absence] | None = None,
+    traffic: Traffic | None = None,
 ) -> dict[str, Statistics]:
     options, context, method = experiment.config.evaluation, experiment.context, experiment.method
     count, samples, of_group = options.calibration_clients, options.calibration_samples, experiment.size_of_group
-    return calibrated(context, method, state, engine, fleet, of_group, number, count, sizes, samples, missing)
+    who = (engine, fleet, of_group, number, count, sizes, samples, missing, traffic)
+    return calibrated(context, method, state, *who)
