@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,20 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize.client.optimizer import make_optimizer
-from anysize.client.stacking import perform_any
 from anysize.client.work import perform
 from anysize.data import Data, Share, to_input
 from anysize.elastic.basis import key
 from anysize.elastic.kernels import Factorised, Pair, principal_kernels
 from anysize.elastic.norm import Statistics, batch_norms, put_together
 from anysize.elastic.skeleton import tensors_of
+from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, MethodError
 from anysize.experiment.experiment import evaluation_part
 from anysize.experiment.plan import plan
 from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
 from anysize.methods.context import Context
 from anysize.methods.factorising import inner_weights
+from anysize.methods.messages import SubModel
 from anysize.methods.prism import drawn, refreshed, windows
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
@@ -732,14 +733,16 @@ def test_no_client_is_sent_more_than_it_can_train_and_what_travels_is_counted(
 ) -> None:
     seen: list[tuple[str, int, int]] = []
 
-    def spy(context: Any, method: Any, message: Any, *rest: Any) -> Update:
-        answer = perform_any(context, method, message, *rest)
-        sent = size_bytes(message.tensors, message.ticket.to_json())
-        returned = size_bytes(answer.tensors, answer.to_json())
-        seen.append((message.ticket.job, sent, returned))
-        return answer
+    plain = InProcess.perform
 
-    monkeypatch.setattr("anysize.engines.inprocess.perform_any", spy)
+    def spy(engine: InProcess, messages: Iterable[SubModel]) -> Iterator[Update]:
+        for message in messages:
+            for answer in plain(engine, [message]):
+                sent = size_bytes(message.tensors, message.ticket.to_json())
+                seen.append((message.ticket.job, sent, size_bytes(answer.tensors, answer.to_json())))
+                yield answer
+
+    monkeypatch.setattr(InProcess, "perform", spy)
     run = weak_run(method, tmp_path)
     most = max(sent for task, sent, _ in seen if task == "train")
     asked = [(sent, returned) for task, sent, returned in seen if task == "calibrate"]
