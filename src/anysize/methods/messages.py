@@ -96,7 +96,7 @@ class Ticket:
         Raises:
             TrustError: with everything that is wrong with it.
 
-        >>> Ticket.from_json({"client": 3, "round": 1, "seed": 0, "size": "0.5", "width": 2, "job": "train"})
+        >>> Ticket.from_json({"client": 3, "round": 1, "seed": 0, "size": "0.5", "width": 2, "job": "evaluate"})
         Traceback (most recent call last):
         anysize.errors.TrustError: width = 2 is not above 0 and at most 1
         """
