@@ -108,7 +108,7 @@ def test_a_larger_network_is_refused_before_it_is_loaded_whatever_its_ticket_say
     door = gate(experiment, capacity=0.25)
     for ticket in (large_one.ticket, replace(large_one.ticket, size="0.25"), small_one.ticket):
         hostile = replace(large_one, ticket=ticket)
-        assert re.search("allows|does not make the network", refused(door, hostile, monkeypatch))
+        assert re.search("allows|does not build the network", refused(door, hostile, monkeypatch))
     assert "0.25, allows" in refused(door, large_one, monkeypatch)
 
 
@@ -120,11 +120,11 @@ def test_the_one_network_for_all_is_no_larger_than_the_smallest_device(
     alone = Experiment.from_config(configs.from_dict(tables))
     full = message(alone, "train", 1.0)
     door = gate(made(case), capacity=0.25)
-    assert "does not make the network" in refused(door, full, monkeypatch)
+    assert "does not build the network" in refused(door, full, monkeypatch)
     lie = Brief.of(alone).found() | {"sizes": [{"width": width} for width in (1.0, 0.25)]}  # the largest comes first
     context = replace(alone.context.for_client(), sizes=known_in(lie).sizes)
     turned = Gate(context, alone.method, alone.example, Limits(0.25))
-    assert "does not make the network" in refused(turned, full, monkeypatch)
+    assert "does not build the network" in refused(turned, full, monkeypatch)
 
 
 @pytest.mark.parametrize("case", ["fedhm", "prism, all channels"])

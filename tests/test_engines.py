@@ -153,7 +153,7 @@ def test_an_engine_that_was_left_in_the_middle_says_so() -> None:
     state = made.method.init(made.context)
     with Processes(made, {}, workers=1) as engine:
         engine._free.clear()  # every slot belongs to a pass that nobody reads on
-        with pytest.raises(RuntimeError, match="left in the middle"):
+        with pytest.raises(RuntimeError, match="not finished"):
             run_round(made.context, made.method, state, clients(made, 1), engine, 0.05)
 
 

@@ -474,7 +474,7 @@ def test_whatever_goes_wrong_costs_one_device_its_update_and_is_named(tmp_path: 
     why = {entry["client"]: entry["why"] for entry in tally.missing}
     assert "too late" in why[0]
     assert why[1] == "Node Unavailable"
-    assert "sent rubbish" in why[2]
+    assert "invalid" in why[2]
     alone, _ = run_round(experiment.context, experiment.method, state, everybody[:1], ours, 0.05)
     assert dump(*flatten(after)) == dump(*flatten(alone))
     del wire.there[103]

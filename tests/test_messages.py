@@ -63,7 +63,7 @@ def test_an_update_comes_out_of_its_json_with_what_its_job_tells(ticket: Ticket,
         ({"width": 0}, "width = 0 "),
         ({"width": math.nan}, "width = nan"),
         ({"width": 10**400}, "width = 1000"),
-        ({"job": "delete"}, "job = 'delete' is none of train"),
+        ({"job": "delete"}, "job = 'delete' is not one of train"),
         ({"job": {}}, "job = {}"),
         ({"rate": None}, "rate = None"),
         ({"rate": math.inf}, "rate = inf"),
@@ -80,7 +80,7 @@ def test_a_wrong_ticket_is_refused_with_every_reason(change: dict[str, Any], sai
 
 @pytest.mark.parametrize("nothing", [None, 3, "ticket", [], {3: 4}])
 def test_what_is_no_ticket_is_refused(nothing: Any) -> None:
-    with pytest.raises(TrustError, match="is no ticket"):
+    with pytest.raises(TrustError, match="is not a ticket"):
         Ticket.from_json(nothing)
 
 

@@ -201,7 +201,7 @@ def test_a_ticket_that_lacks_something_is_refused() -> None:
     for nothing in (None, [], "ticket", 3):
         answer = guard(sent, update.tensors, nothing)
         assert isinstance(answer, Absence)
-        assert "is no ticket" in answer.why
+        assert "is not a ticket" in answer.why
 
 
 def test_which_classes_a_client_has_is_checked_where_it_is_asked() -> None:
@@ -405,7 +405,7 @@ def test_a_device_refuses_tensors_that_are_no_part_of_the_network() -> None:
     experiment = made("heterofl")
     sent = message(experiment)
     blob, ticket = sent_as(replace(sent, tensors=sent.tensors | {"more": torch.zeros(10)}))
-    with pytest.raises(TrustError, match="does not make the network"):
+    with pytest.raises(TrustError, match="does not build the network"):
         gate(experiment, capacity=1.0)(blob, ticket)
 
 

@@ -1,7 +1,7 @@
 """The client's side: train, calibrate, evaluate. One loop for all methods.
 
-Each of the three jobs takes a sub-model and a share of data and gives an update, so that an engine needs to know
-one message shape only. What happens depends on the message and the data alone: the same bits come out wherever it runs.
+Each of the three jobs takes a sub-model and the client's data and returns an update, so an engine needs only one type
+of message. The result depends on the message and the data alone: it is equal bit for bit wherever it runs.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ normalise by the first one's statistics, as the finished network will."""
 def perform(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor] | None = None
 ) -> Update:
-    """Does what the ticket asks: "train", "calibrate", "evaluate" or "echo".
+    """Do the job of the ticket: "train", "calibrate", "evaluate" or "echo".
 
     Args:
         context: what server and client both know.
         method: the method.
         sub_model: what the server sent.
-        share: the client's own data.
+        share: the client's data.
         kept: tensors that stayed with this client at its last turn.
     """
     job = {"train": train, "calibrate": calibrate, "evaluate": evaluate, "echo": echo}[sub_model.ticket.job]
@@ -59,9 +59,9 @@ def perform(
 
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """A seed for the global generator, from which layers such as dropout draw; afterwards it is as it was.
+    """Seed the global generator, which layers such as dropout use; restore it afterwards.
 
-    `torch.manual_seed` would do, but it also prepares for devices that are not there, which takes two milliseconds.
+    `torch.manual_seed` also prepares devices that do not exist, which takes two milliseconds.
     """
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
@@ -103,20 +103,20 @@ def train(
         buffer.copy_(optimizer.state[parameter]["momentum_buffer"])
     told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
     update = method.pack(module, sub_model)
-    # The module trains the next client too, so what leaves it gets memory of its own.
+    # The module trains the next client too, so copy what leaves it.
     tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
     keep = {name: tensors.pop(name) for name in local}
     return replace(update, tensors=tensors, keep=keep, **told)
 
 
 def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: float, classes: Tensor | None) -> Json:
-    """What a client tells of its training besides the tensors; an error if its loss is no number any more."""
+    """What a client tells about its training besides the tensors; an error if its loss is not finite."""
     if not math.isfinite(mean_loss):
         raise MethodError(
             f"round {sub_model.ticket.round}: the loss of client {sub_model.ticket.client} is {mean_loss}: "
             "training diverged. Lower training.learning_rate or set training.clip; what was saved before stays"
         )
-    # Label sets leave a client only where the chosen tricks need them, and the experiment allows it.
+    # Label sets leave a client only if the chosen tricks need them and the experiment allows it.
     wanted = context.tricks.classwise_head and "labels" in context.tells
     held = classes.int().tolist() if classes is not None and wanted else None
     return {"samples": samples if "samples" in context.tells else None, "loss": mean_loss, "classes": held}
@@ -125,20 +125,20 @@ def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: floa
 def calibrate(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
-    """Statistics of what enters each batch-norm, over the client's training data; forward only.
+    """Statistics of the inputs of each batch-norm over the client's training data; forward only.
 
-    A message without statistics is a first pass: the network normalises by its batches. With statistics it is a
-    further one: the network normalises by them, so that what enters a layer no longer depends on who shares a batch.
+    A message without statistics is the first pass: the network normalises by its batches. In later passes the network
+    normalises by the statistics of the message, so that inputs do not depend on which samples share a batch.
     """
     module = with_fixed_statistics(context, method, sub_model)
     order = torch.randperm(len(share.train), generator=generator(*names_of(sub_model), "calibrate"))
     order = order[: sub_model.ticket.calibration_samples]
-    fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may be of any size
+    fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may have any size
     drawn = (draw(share.train, i) for i in batches(order, EVALUATION_BATCH if fixed else context.training.batch_size))
     found = collect(module, (batch.x.to(context.device) for batch in drawn))
-    if len(order) == 1:  # it stood twice in its batch
+    if len(order) == 1:  # it occurred twice in its batch
         found = replace(found, counts=tuple(count / 2 for count in found.counts))
-    if "samples" not in context.tells:  # values per sample, which the network knows: so every client counts alike
+    if "samples" not in context.tells:  # as means per sample, so that all clients count equally
         found = replace(found, counts=tuple(count / len(order) for count in found.counts))
     return Update({name: tensor.cpu() for name, tensor in found.tensors().items()}, sub_model.ticket)
 
@@ -146,9 +146,9 @@ def calibrate(
 def evaluate(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
-    """Sums and counts of the metrics on the client's own held-out share."""
+    """Sums and counts of the metrics on the client's holdout."""
     if share.held_out is None:
-        raise DataError(f"client {sub_model.ticket.client} has no held-out share; set data.validation above 0")
+        raise DataError(f"client {sub_model.ticket.client} has no holdout; set data.validation above 0")
     module = with_fixed_statistics(context, method, sub_model)
     load_into(module, fitting(module, local_names(context, module), kept))
     sums = measure(context, module, share.held_out, sub_model.ticket.batch_size or EVALUATION_BATCH)
@@ -162,12 +162,12 @@ def evaluate(
 def echo(
     context: Context, method: Method[Any], sub_model: SubModel, share: Share, kept: Mapping[str, Tensor]
 ) -> Update:
-    """What came, unchanged."""
+    """The message's tensors, unchanged."""
     return Update(sub_model.tensors, sub_model.ticket)
 
 
 def with_fixed_statistics(context: Context, method: Method[Any], sub_model: SubModel) -> nn.Module:
-    """The built network, with the batch-norm statistics that came with the message attached, if any did."""
+    """The built network, with the batch-norm statistics of the message attached, if it has any."""
     plain = {name: tensor for name, tensor in sub_model.tensors.items() if not name.startswith(STATISTICS)}
     sent = under(STATISTICS, sub_model.tensors)
     module = built(context, method, replace(sub_model, tensors=plain), fixed=bool(sent))
@@ -200,7 +200,7 @@ def calibrated(context: Context, method: Method[Any], sub_model: SubModel, share
 def as_received(
     context: Context, module: nn.Module, sub_model: SubModel, kept: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """The module's tensors before training: the message's own where it has them by the module's names, else copies."""
+    """The module's tensors before training: those of the message if the names match, else copies."""
     arrived = {**sub_model.tensors, **kept}
     if all(name in arrived for name, _ in module.named_parameters()):
         return {name: tensor.to(context.device) for name, tensor in arrived.items()}
@@ -208,7 +208,7 @@ def as_received(
 
 
 def held_classes(context: Context, part: Part) -> Tensor | None:
-    """A boolean per class, those in the client's training data; None where the task has no classes."""
+    """For each class, whether the client's training data has it; None if the task has no classes."""
     labels = part.labels()
     if context.task.class_axis is None or context.classes is None or labels.is_floating_point():
         return None
@@ -221,7 +221,7 @@ def local_names(context: Context, module: nn.Module) -> list[str]:
 
 
 def fitting(module: nn.Module, names: Collection[str], kept: Mapping[str, Tensor]) -> Tensors:
-    """Those of the kept tensors that fit the module; a client whose capacity changed starts its norm layers anew."""
+    """The kept tensors that fit the module; a client whose capacity changed starts with new norm layers."""
     shapes = {name: tensor.shape for name, tensor in named_tensors(module)}
     return {name: kept[name] for name in names if name in kept and kept[name].shape == shapes[name]}
 

@@ -1,13 +1,13 @@
-"""What a device can afford: a capacity or a budget as costs, which a message is held against.
+"""What a device can afford: a capacity or a budget as costs, and the check of a message against them.
 
-A capacity is a fraction, and what it is a fraction of is the experiment's to say; a method may narrow channels, take
-kernels, bases or blocks away. So what a message costs does not follow from a width. One rule holds for all: a capacity
-or a budget allows some of the sizes that the experiment trains, and a message is affordable if in no unit it costs more
-than the costliest of these costs as the method makes it.
+A capacity is a fraction of something that the experiment chooses, and a method may narrow channels or remove kernels,
+bases or blocks. So a width does not determine what a message costs. One rule holds for all methods: a capacity or a
+budget allows some of the sizes that the experiment trains, and a device can afford a message if, in every unit, it
+costs no more than the most expensive of these sizes.
 
-A device finds these costs for itself, before it has seen a weight: the method makes its state and sub-models on the
-meta device, where tensors have shapes alone. Nothing is allocated, and of what a server says only the experiment is
-used.
+A device computes these costs itself, before it has any weights: the method makes its state and sub-models on the meta
+device, where tensors have only shapes. Nothing is allocated, and the device relies on nothing from the server except
+the experiment.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Costs:
         return allowed(counted, budget, lambda size: {**self.units(size), "latency_ms": timed(size)})
 
     def most(self, limits: Limits, job: str) -> dict[str, float]:
-        """In every unit of `message_cost`, the most that a message costs of a size within the limits; empty if none is.
+        """In every unit of `message_cost`, the highest cost of a size within the limits; empty if no size is.
 
         Args:
             limits: the device's.
-            job: "train", or one of those that ask about the finished network.
+            job: "train", or a job with the finished network.
         """
         if (limits, job) not in self._most:
             sizes = self.allowed(limits, self._context.sizes)
@@ -107,7 +107,7 @@ class Costs:
         return self._most[limits, job]
 
     def of(self, sub_model: SubModel) -> dict[str, float]:
-        """The `message_cost` of a message; counted once for all of its kind."""
+        """The `message_cost` of a message; counted once for all messages of its kind."""
         kind = kind_of(sub_model)
         if kind not in self._messages:
             if len(self._messages) == REMEMBERED:
@@ -116,7 +116,7 @@ class Costs:
         return self._messages[kind]
 
     def units(self, size: Size, fleet: tuple[Size, ...] | None = None) -> Mapping[str, float]:
-        """What a client of that size costs in the units of a budget, in the experiment's fleet or in one of others."""
+        """The cost of a client of that size in the units of a budget, in the experiment's fleet or another."""
         key = (size, *(self._context.sizes if fleet is None else fleet))
         if key not in self._units:
             context, state = self._state(key[1:])
@@ -124,7 +124,7 @@ class Costs:
         return self._units[key]
 
     def message(self, size: Size, job: str) -> SubModel:
-        """What a client of that size is sent, on the meta device; of a finished network with its statistics."""
+        """The message to a client of that size, on the meta device; with statistics for a finished network."""
         context, state = self._state(self._context.sizes)
         client = Client(0, 0, size, 1, len(self._example.x), context.seed, job)
         made = on_meta(self._shaped(lambda: self._method.extract(context, state, client)))
@@ -135,7 +135,7 @@ class Costs:
         return replace(made, tensors=made.tensors | sent)
 
     def _state(self, sizes: tuple[Size, ...]) -> tuple[Context, Any]:
-        """The context of a fleet that trains `sizes`, and the method's first state there, both of shapes alone."""
+        """The context of a fleet that trains `sizes`, and the method's first state, both with shapes only."""
         if sizes not in self._states:
             start = shapes_of(named_tensors(self._context.template))
             context = replace(self._context, sizes=sizes, initial=start)
@@ -145,13 +145,13 @@ class Costs:
         return self._states[sizes]
 
     def _shaped(self, work: Callable[[], Any]) -> Any:
-        """What `work` of the method gives, of shapes alone."""
+        """The result of `work` of the method, with shapes only."""
         try:
             with OnlyShapes():
                 return work()
         except AnysizeError:
             raise
-        except Exception as error:  # a method may be anybody's
+        except Exception as error:  # a method may be the user's
             name, what = type(self._method).__name__, f"{type(error).__name__}: {error}"
             raise MethodError(
                 f"{name} cannot say what its sizes cost before there are weights ({what}); see the law "
@@ -160,7 +160,7 @@ class Costs:
 
 
 class OnlyShapes(TorchFunctionMode):
-    """While entered, tensors of numbers are made on the meta device; whole numbers, which are indices, stay real.
+    """While active, floating-point tensors are made on the meta device; integers, which are indices, stay real.
 
     >>> with OnlyShapes():
     ...     torch.randn(2, 3, generator=torch.Generator()).is_meta, torch.arange(3).is_meta
@@ -188,7 +188,7 @@ def shapes_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def kind_of(sub_model: SubModel) -> str:
-    """What the form and the cost of a message depend on: its shapes, and its ticket but for whom and when."""
+    """What the form and the cost of a message depend on: its shapes, and its ticket except client and round."""
     asked = {key: value for key, value in sub_model.ticket.to_json().items() if key not in _VOLATILE}
     shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in sorted(sub_model.tensors.items())]
     return json.dumps([asked, shapes], sort_keys=True)
@@ -197,8 +197,8 @@ def kind_of(sub_model: SubModel) -> str:
 def message_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, float]:
     """What a message costs the client that receives it, as far as a client can tell.
 
-    Of a training message that is what a step takes; of any other what the finished network takes. Memory is that of the
-    message, of the network with its gradients, optimizer and copies, and of what a step holds.
+    For a training message, the cost of a step; for any other, the cost of the finished network. Memory includes the
+    message, the network with its gradients, optimizer and copies, and the activations of a step.
     """
     meta = on_meta(replace(sub_model, tensors=without_statistics(sub_model.tensors)))
     payload = _bytes(sub_model.tensors)
@@ -220,7 +220,7 @@ def message_cost(context: Context, method: Method[Any], sub_model: SubModel, exa
 
 
 def finished_network(context: Context, method: Method[Any], meta: SubModel) -> nn.Module:
-    """The network that a client asks about its data, on the meta device."""
+    """The network that a client runs on its data, on the meta device."""
     return hollow(method.build(context, replace(meta, tensors=without_statistics(meta.tensors))), constants=False)
 
 

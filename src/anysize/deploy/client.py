@@ -1,4 +1,4 @@
-"""The device's side: what it answers to the server's questions, with its own data and its own code."""
+"""The device's side: it answers the server's messages, with its own data and code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger("anysize")
 
 
 def answerer(file: Path) -> Callable[[Message, Context], Message]:
-    """What answers the messages to the device that a file describes; an error is an answer too."""
+    """A function that answers messages to the device of a file; an error is an answer too."""
     service = _service(file.resolve())
 
     def answer(message: Message, context: Context) -> Message:
@@ -47,7 +47,7 @@ def _service(file: Path) -> Service:
 
 
 class Service:
-    """What a device has before it: its own file, its data, and the experiment that it was told of last."""
+    """What a device holds: its file, its data, and the last experiment."""
 
     def __init__(self, file: Path) -> None:
         hold_memory()
@@ -96,13 +96,13 @@ class Service:
     def _known(self, hello: Json) -> Knowledge:
         told = json.dumps(hello, sort_keys=True)
         if self._last is None or self._last[0] != told:
-            self._last = None  # the one before is freed first
+            self._last = None  # frees the previous one first
             self._last = (told, Knowledge(self._device, hello))
         return self._last[1]
 
 
 class Knowledge:
-    """What a device makes of an experiment that a server tells it of."""
+    """An experiment of a server, as a device runs it."""
 
     def __init__(self, device: DeviceConfig, hello: Json) -> None:
         brief = Brief.from_json(hello["brief"], partial(accepted, device=device))
@@ -124,7 +124,7 @@ class Knowledge:
         return self._gate.latencies()
 
     def answer(self, blob: bytes, ticket: Any) -> Update:
-        """What it makes of a sub-model, if it can afford it; what stays here is kept for the next turn."""
+        """The update for a sub-model that the device can afford; saves the tensors that stay for the next turn."""
         sub_model = self._gate(blob, ticket)
         round = sub_model.ticket.round
         update = self._service.answer(sub_model, self._kept.before(round))
@@ -134,7 +134,8 @@ class Knowledge:
 
 
 def described(error: Exception) -> str:
-    """What the server is told of an error: our own in full; of others the kind alone, since they may hold data."""
+    """What the server learns about an error: the full text if it is anysize's; else the type only, since the text may
+    hold data."""
     if isinstance(error, AnysizeError):
         return plain(str(error))
     return f"raised {type(error).__name__}; the device's own log says where"

@@ -1,4 +1,4 @@
-"""Clients on real devices: each message goes to the device that is the client, and what does not come is an absence."""
+"""Clients on real devices: each message goes to the client's device, and a missing answer is an absence."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from anysize.wire import Json, Tensors, dump, load
 
 _POLL_SECONDS = 0.1
 _SLOWEST_POLL_SECONDS = 1.0
-_INTRODUCTION_SECONDS = 20.0  # the most that a round waits for devices that have just come
-_RETURN_SECONDS = 120.0  # the most that a round waits for enough devices, where engine.round_timeout says nothing
+_INTRODUCTION_SECONDS = 20.0  # the longest that a round waits for devices that have just connected
+_RETURN_SECONDS = 120.0  # the longest that a round waits for enough devices, without engine.round_timeout
 _QUERY_LIFE_SECONDS = 600.0
 
 Check = Callable[[SubModel, Tensors, Any], Update | Absence]
@@ -38,13 +38,13 @@ Check = Callable[[SubModel, Tensors, Any], Update | Absence]
 
 @dataclass
 class _Attendance:
-    """Who has come, and who is there.
+    """The devices that have joined, and those that are connected.
 
     Attributes:
         asked: message ids of open introductions, each with its node.
-        known: what each node told, or why it cannot take part.
-        groups: the group's name of every client that ever came.
-        nodes: the node of each client that is there now.
+        known: each node's introduction, or why it cannot take part.
+        groups: the device group's name of every client that ever joined.
+        nodes: the node of each client that is connected now.
     """
 
     asked: dict[str, Node] = field(default_factory=dict)
@@ -55,15 +55,15 @@ class _Attendance:
 
 @dataclass
 class _Request:
-    """One message to one device: sub-models on the way down, then what came of each.
+    """One message to one device: its sub-models, then the answer to each.
 
     Attributes:
-        client: to whom.
-        tickets: what is asked, a ticket for each sub-model.
+        client: the receiver.
+        tickets: a ticket for each sub-model.
         blobs: the names of their tensors in the spool.
         message: its id, or None if it could not be sent.
-        why: the reason then.
-        answers: what came, in the order of the tickets; None while it is open.
+        why: the reason in that case.
+        answers: the answers, in the order of the tickets; None while it is open.
     """
 
     client: int
@@ -75,14 +75,14 @@ class _Request:
 
 
 class Devices(Engine):
-    """Runs each client on the device that it is.
+    """Runs each client on its device.
 
     Args:
-        experiment: one that devices can be told about.
+        experiment: one that devices can load.
         link: the connection.
         roster: which device is which client.
-        check: what looks at every update before anything else may use it.
-        on_event: called with notices: who came, who cannot take part.
+        check: checks every update before anything else uses it.
+        on_event: called with notices: which devices joined, which cannot take part.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Devices(Engine):
         self._began = False
 
     def fleet(self, round: int, planned: Fleet) -> Fleet:
-        """Who is there; waits for `engine.min_clients`, in the first round as long as it takes."""
+        """The connected devices; waits for `engine.min_clients`, in the first round without limit."""
         least = self._options.min_clients or 1
         patience = self._options.round_timeout or _RETURN_SECONDS
         began, told = time.monotonic(), -1.0
@@ -135,10 +135,10 @@ class Devices(Engine):
                 request.answers[place] = Absence(request.client, "was given already")  # frees the update
 
     def _posted(self, sub_models: Iterable[SubModel], spool: Spool) -> Iterator[tuple[_Request, int]]:
-        """For each sub-model the request that it is in, and its place there; all requests are sent at the end.
+        """For each sub-model its request and its place there; all requests are sent at the end.
 
-        Statistics of several sizes are asked of one device in one request: each costs Flower's polling once. Networks
-        to train are sent as they are drawn, so that the server holds one at a time.
+        One request asks a device for the statistics of several sizes, since each request waits for Flower's polling.
+        Networks to train are sent as they are drawn, so that the server holds one at a time.
         """
         collected: dict[int, _Request] = {}
         for sub_model in sub_models:
@@ -167,13 +167,13 @@ class Devices(Engine):
         request.why = "could not be reached"
 
     def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord:
-        """The record of blobs; clients of one size follow each other and often get the same ones."""
+        """The record of blobs; consecutive clients of one size often get the same blobs."""
         if self._last is None or self._last[0] != blobs:
             self._last = (list(blobs), record([spool.blob(name) for name in blobs]))
         return self._last[1]
 
     def _answers(self, request: _Request, deadline: float | None, spool: Spool) -> list[Update | Absence]:
-        """What comes of each ticket of a request; waits for it."""
+        """The answer to each ticket of a request; waits for them."""
         pause = _POLL_SECONDS
         while request.message is not None:
             over = deadline is not None and time.monotonic() > deadline
@@ -189,7 +189,7 @@ class Devices(Engine):
         return _absent(request, request.why)
 
     def _opened(self, request: _Request, content: RecordDict, spool: Spool) -> list[Update | Absence]:
-        """The updates in an answer, or why they are none that may be used."""
+        """The updates in an answer, or an absence for each if the answer is not valid."""
         try:
             note, blobs = note_in(content), blobs_in(content)
             self._hear(request.client, note)
@@ -197,14 +197,14 @@ class Devices(Engine):
                 return _absent(request, plain(note["failure"]))
             notes = note.get("notes")
             if not isinstance(notes, list) or not len(notes) == len(blobs) == len(request.tickets):
-                return _absent(request, f"sent rubbish: {len(blobs)} answers to {len(request.tickets)} questions")
+                return _absent(request, f"invalid: sent {len(blobs)} answers to {len(request.tickets)} tickets")
             sent = [spool.sub_model(name, ticket) for name, ticket in zip(request.blobs, request.tickets)]
             return [self._check(asked, load(blob)[0], note) for asked, blob, note in zip(sent, blobs, notes)]
         except AnysizeError as error:
-            return _absent(request, f"sent rubbish: {plain(str(error))}")
+            return _absent(request, f"invalid: {plain(str(error))}")
 
     def _muster(self, seconds: float) -> None:
-        """Asks who is new, waits some seconds for their answers, and notes who is there."""
+        """Ask new nodes for their introductions, wait some seconds, and note which clients are connected."""
         connected = self._link.nodes()
         known = {*self._here.known, *self._here.asked.values()}
         for node in (node for node in connected if node not in known):
@@ -222,7 +222,7 @@ class Devices(Engine):
             interrupts.pause(_POLL_SECONDS)
 
     def _gather(self) -> None:
-        """Takes the introductions that have come, in the order of names: ids do not depend on who was faster."""
+        """Take the introductions that have arrived, by name, so that ids do not depend on which was faster."""
         if not self._here.asked:
             return
         came = self._link.replies(list(self._here.asked))
@@ -234,7 +234,7 @@ class Devices(Engine):
         self._here.nodes = {self._roster.clients[about.name]: node for node, about in told.items()}
 
     def _meet(self, node: Node, content: RecordDict | None, error: str) -> None:
-        """Notes what a device tells of itself, or why it cannot take part."""
+        """Note a device's introduction, or why it cannot take part."""
         try:
             about = _introduced(node, content, error)
             group = self._group(about)
@@ -244,7 +244,7 @@ class Devices(Engine):
             return
         told = {n: old.name for n, old in self._here.known.items() if isinstance(old, Introduction)}
         for other in (n for n, name in told.items() if name == about.name):
-            del self._here.known[other]  # it has connected anew
+            del self._here.known[other]  # it has reconnected
         self._here.known[node] = about
         self._roster.enter([about.name])
         client = self._roster.clients[about.name]
@@ -269,7 +269,7 @@ class Devices(Engine):
         self._notice(f"device {about.name} says that it can train {about.can()}: size {group} from the next round")
 
     def _group(self, about: Introduction) -> str:
-        """The largest of the experiment's groups that a device can train."""
+        """The device group with the largest size that a device can train."""
         times = about.latency_ms
         latency: Latency | None = (lambda size: times.get(size.label, math.inf)) if times else None
         limits, size_of_group = Limits(about.capacity, about.budget), self._experiment.size_of_group
@@ -291,7 +291,7 @@ def _absent(request: _Request, why: str) -> list[Update | Absence]:
 
 
 def _introduced(node: Node, content: RecordDict | None, error: str) -> Introduction:
-    """What a device tells of itself; an error if it is none of ours, or under another's name."""
+    """A device's introduction; an error if it is not valid, or names another device."""
     if content is None:
         raise AnysizeError(f"did not answer: {plain(error)}")
     about = Introduction.of(note_in(content))

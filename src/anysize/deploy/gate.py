@@ -1,4 +1,4 @@
-"""The device's door: what a server sends, checked before any of it is allocated.
+"""The device's gate: it checks what a server sends before allocating any of it.
 
 A device knows what it can afford and which code it may run. It reads the sizes of a message from its header, builds
 the network on the meta device, and refuses what is too large.
@@ -24,7 +24,7 @@ from anysize.wire import load, peek
 
 
 def refuse_upper_bounds(method: Method[Any]) -> None:
-    """Refuses a method that sends clients more than they can afford."""
+    """Refuse a method that sends clients more than they can afford."""
     if method.needs_simulation:
         raise TrustError(
             f"{type(method).__name__} with these options sends devices more than they can train, as an upper bound for "
@@ -33,11 +33,11 @@ def refuse_upper_bounds(method: Method[Any]) -> None:
 
 
 def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
-    """The experiment that a server tells a device of, if it names no code but what the device allows, and no files.
+    """The experiment that a server sends, if it names only code that the device allows, and no files.
 
     Raises:
-        TrustError: with all names that the device's file does not allow.
-        ConfigError: if it is no experiment at all.
+        TrustError: lists all names that the device's file does not allow.
+        ConfigError: it is not a valid experiment.
     """
     tables = configs.parse(text, "the server's experiment")
     devices = tables.get("devices")
@@ -55,7 +55,7 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
 
 
 class Gate:
-    """A device's door: `gate(blob, ticket)` is the sub-model in a message, unless the device cannot afford it.
+    """A device's gate: `gate(blob, ticket)` is the sub-model in a message; an error if the device cannot afford it.
 
     Args:
         context: the client's.
@@ -80,7 +80,7 @@ class Gate:
         self._costs = Costs(context, method, example, capacity_of, latency)
 
     def __call__(self, blob: bytes, ticket: Any) -> SubModel:
-        """The sub-model; an error that says why not, before any of its tensors has memory.
+        """The sub-model; refuses it before allocating any of its tensors.
 
         Raises:
             TrustError: the device cannot afford it, it is not what its ticket says, or it is damaged.
@@ -103,13 +103,13 @@ class Gate:
         return {label: time for label, time in found.items() if math.isfinite(time)}
 
     def refusals(self, sub_model: SubModel) -> list[str]:
-        """Why the device does not take a sub-model, whose numbers it has not seen; nothing if it does."""
+        """Why the device refuses a sub-model, from its shapes alone; empty if it accepts it."""
         if sub_model.ticket.job == "echo":
             return ["devices do not echo"]
         try:
             costs = self._costs.of(sub_model)
         except (AnysizeError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            return [f"it does not make the network that its ticket says ({short(str(error))})"]
+            return [f"it does not build the network that its ticket describes ({short(str(error))})"]
         over = list(self._above(costs, sub_model.ticket.job))
         free = self.limits.memory_bytes or available_bytes()
         if free is not None and costs["memory_bytes"] > free:

@@ -1,9 +1,9 @@
-"""The server's door: what devices send, checked before it can do anything.
+"""The server's guard: it checks what devices send before anything uses it.
 
-The server knows what it asked for. An answer must have the names, shapes and types that packing an untrained network
-of the same message gives, numbers that are finite and within bounds, and nothing else. What it says about itself is
-taken from the ticket that was sent, not from the one that came back. An answer that fails is an `Absence`: it costs the
-client its update. Nobody checks whether an answer is true: a device can lie within the bounds.
+The server knows what it asked for. An answer must have the names, shapes and types that an untrained network of the
+same message packs, numbers that are finite and within bounds, and nothing else. Facts about the message come from
+the ticket that was sent, not from the one that came back. An invalid answer becomes an `Absence`: the client's update
+is lost. The guard cannot check whether an answer is true: a device can lie within the bounds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from anysize.methods.kit import finite
 from anysize.methods.messages import ANSWERS, SubModel, Ticket, Update, is_number
 from anysize.wire import Tensors
 
-_SHOWN = 3  # problems of an answer that are named
+_SHOWN = 3  # problems of an answer that the error lists
 
 
 _LARGEST = {"mean": 1e15, "variance": 1e30, "count": 1e15}
-"""The largest statistics of a batch-norm: their squares and sums stay numbers in single precision."""
+"""The largest statistics of a batch-norm: their squares and sums stay finite in single precision."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Form:
     """What an answer must look like.
 
     Attributes:
-        tensors: the shape and type of each by its name.
-        kinds: of those that are statistics rather than parameters, which: "mean", "variance", "count".
-        keys: what the method itself adds to the ticket.
+        tensors: the shape and type of each tensor, by name.
+        kinds: for the tensors that are statistics, which kind: "mean", "variance", "count".
+        keys: what the method adds to the ticket.
     """
 
     tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -53,7 +53,7 @@ class Form:
 
 
 def form(context: Context, method: Method[Any], sub_model: SubModel) -> Form:
-    """The form of the answer to a message, found without its numbers by building and packing an untrained network."""
+    """The form of the answer to a message, from building and packing an untrained network on the meta device."""
     job = sub_model.ticket.job
     if job == "evaluate":
         return Form({})
@@ -75,13 +75,13 @@ def _storage(tensor: Tensor) -> int:
 
 
 class Guard:
-    """The server's door: `guard(sub_model, tensors, note)` is the update that came, or an absence.
+    """The server's guard: `guard(sub_model, tensors, note)` is the update, or an absence.
 
     Args:
         context: the server's.
         method: the method.
         options: the bounds.
-        sums: what the task sums up over held-out samples.
+        sums: the names of the sums of the task's metrics.
     """
 
     def __init__(self, context: Context, method: Method[Any], options: EngineConfig, sums: Collection[str]) -> None:
@@ -98,12 +98,12 @@ class Guard:
         return cls(experiment.context, experiment.method, options, example_sums(experiment))
 
     def __call__(self, sub_model: SubModel, tensors: Tensors, note: Any) -> Update | Absence:
-        """The update if it is what the message asked for, else who sent it and what is wrong.
+        """The update if it is what the message asked for, else an absence that says what is wrong.
 
         Args:
             sub_model: what was sent.
-            tensors: what came.
-            note: what came with them: what `Update.to_json` gives, if the client is honest.
+            tensors: the answer's tensors.
+            note: the answer's note; `Update.to_json`, if the client is honest.
         """
         client, expected = sub_model.ticket.client, self.form(sub_model)
         try:
@@ -116,7 +116,7 @@ class Guard:
             _number_problems(update.tensors, expected),
             self._norm_problems(sub_model, update, expected),
         ):
-            found = list(problems)  # each step relies on those before it
+            found = list(problems)  # each check relies on those before it
             if found:
                 more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
                 return Absence(client, "; ".join(found[:_SHOWN]) + more)
@@ -133,7 +133,7 @@ class Guard:
         return self._forms[kind]
 
     def _ticket_problems(self, sent: Ticket, update: Update, expected: Form) -> Iterator[str]:
-        """Where an answer's ticket is not the one that was sent, and what it should not tell."""
+        """Differences between an answer's ticket and the sent one, and facts that it must not tell."""
         asked, came = sent.to_json(), update.ticket.to_json()
         for key, value in asked.items():
             if key not in came:
@@ -177,14 +177,14 @@ class Guard:
             yield f"sent sums {short(sums)}, from which no metrics follow"
 
     def _judgeable(self, sums: dict[str, float]) -> bool:
-        """Whether the task's metrics of these sums are numbers; its code may be anybody's."""
+        """Whether the task's metrics of these sums are numbers; the task may be the user's code."""
         try:
             return all(is_number(value) for value in self._context.task.metrics(sums).values())
         except (ArithmeticError, ValueError, TypeError, KeyError):
             return False
 
     def _norm_problems(self, sub_model: SubModel, update: Update, expected: Form) -> Iterator[str]:
-        """Whether the parameters moved further than allowed from those that were sent."""
+        """Whether the parameters moved further than allowed from the sent ones."""
         moved = still = 0.0
         for name, tensor in update.tensors.items():
             if name in expected.kinds:
@@ -203,7 +203,7 @@ class Guard:
 
 
 def _form_problems(tensors: Mapping[str, Tensor], expected: Form) -> Iterator[str]:
-    """Names, shapes and types that are not those expected."""
+    """Unexpected names, shapes and types."""
     for name in expected.tensors:
         if name not in tensors:
             yield f"sent no weight {name}"
@@ -219,7 +219,7 @@ def _form_problems(tensors: Mapping[str, Tensor], expected: Form) -> Iterator[st
 
 
 def _number_problems(tensors: Mapping[str, Tensor], expected: Form) -> Iterator[str]:
-    """Numbers that are none, and statistics that no data has."""
+    """Numbers that are not finite, and statistics that no data can have."""
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()) or not finite(tensor):
             yield f"sent weight {name} with numbers that are not finite"
@@ -243,7 +243,7 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two values of JSON are equal; unlike Python's, its true is not 1."""
+    """Whether two JSON values are equal; unlike in Python, true is not 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

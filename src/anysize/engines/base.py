@@ -1,4 +1,4 @@
-"""The seam between a round and the place where its clients run."""
+"""The interface between a round and the place where its clients run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anysize.tasks import Sums
 
 @dataclass(frozen=True)
 class Absence:
-    """In place of an update: the client raised, was too late, sent what it should not have, or disappeared.
+    """Takes the place of an update: the client raised, was too late, sent something invalid, or disappeared.
 
     Attributes:
         client: which client.
@@ -28,7 +28,7 @@ class Absence:
 
 
 def present(answers: Iterable[Update | Absence], missing: list[Absence]) -> Iterator[Update]:
-    """The updates among the answers, in order; the absences are put into `missing`.
+    """The updates among the answers, in order; adds the absences to `missing`.
 
     >>> missing = []
     >>> update = Update({}, Ticket(client=0, round=1, seed=0, size="1.0", width=1.0))
@@ -45,32 +45,32 @@ def present(answers: Iterable[Update | Absence], missing: list[Absence]) -> Iter
 
 
 class Engine(ABC):
-    """Runs clients' jobs; a context manager, since some engines have workers to stop."""
+    """Runs the jobs of clients; a context manager, since some engines have workers to stop."""
 
     @abstractmethod
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
         """The answer to each sub-model, in the order given. Each is drawn only when there is room to run it.
 
-        On a fleet an answer may be an absence, which costs the client's own update and nothing else. In a simulation
-        every client answers, and its errors are raised.
+        On a fleet an answer may be an absence: only that client's update is lost. In a simulation every client answers,
+        and its errors are raised.
 
-        The tensors of a training update may live in memory that the engine uses again: they are good until the next
-        update is drawn. Who needs them longer copies them.
+        The tensors of a training update may be in memory that the engine reuses: they are valid until the next update
+        is drawn. Copy them to use them longer.
         """
 
     def fleet(self, round: int, planned: Fleet) -> Fleet:
-        """Who is there in a round; by default whom the experiment plans with.
+        """The fleet of a round; by default the one of the experiment's plan.
 
-        An engine of real devices says with `anysize.devices.fleet.enrolled` which they are, and what each can train.
+        An engine of real devices makes it with `anysize.devices.fleet.enrolled`: the connected devices and their sizes.
         """
         return planned
 
     def evaluate(self, evaluation: Evaluation) -> Iterator[Sums]:
-        """The sums of each shard, in the order given; in this process, unless the engine has others for it."""
+        """The sums of each shard, in the order given; measured in this process, unless the engine has workers."""
         return evaluation.here()
 
     def close(self) -> None:  # noqa: B027 - an engine without workers has nothing to stop
-        """Stops whatever the engine started."""
+        """Stop everything that the engine started."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Clients on Flower's simulation.
 
-In a simulation Flower's virtual nodes are no particular clients: each takes whatever client it is sent, since any
-process can be told of the experiment. So a million registered clients need no million nodes, and as many clients as
+In a simulation, Flower's virtual nodes are not particular clients: each node trains whichever client it receives, since
+any process can load the experiment. So a million registered clients do not need a million nodes, and as many clients as
 workers train at a time.
 """
 
@@ -38,9 +38,9 @@ _SETTINGS = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_worker_niceness": "0",  # Ray's own, 15, hardly gets a turn on a machine that does anything else
+    "RAY_worker_niceness": "0",  # with Ray's default, 15, workers starve on a busy machine
 }
-for _name, _value in _SETTINGS.items():  # they are read when flwr and ray are imported
+for _name, _value in _SETTINGS.items():  # flwr and ray read them when they are imported
     os.environ.setdefault(_name, _value)
 
 if (_missing := needs("engine.name = 'flower'", "flower", "flwr", "ray")) is not None:
@@ -62,7 +62,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def perform_message(message: Message, context: Context) -> Message:
-    """Does what the ticket asks and answers with the update, or with the error that ended it."""
+    """Do the job of the ticket, and answer with the update or the error."""
     note, tensors, kept = unpacked(message.content)
     try:
         update = _known(note["hello"]).answer(SubModel(tensors, Ticket.from_json(note["ticket"])), kept)
@@ -77,18 +77,18 @@ def _known(text: str) -> ClientService:
     hold_memory()
     hello = json.loads(text)
     if hello["data"] is not None and not Path(hello["data"]["file"]).exists():
-        hello = hello | {"data": None}  # another machine of the cluster: it loads the data by name
+        hello = hello | {"data": None}  # on another machine of the cluster, load the data by name
     return ClientService.of(experiment_of(hello))
 
 
 class Flower(Engine):
     """Runs clients on Flower's simulation: on this machine, or on the Ray cluster that RAY_ADDRESS names.
 
-    Networks are tested in this process: a node would have to be sent the whole state with every shard.
+    Networks are tested in this process: a node would need the whole state with every shard.
 
     Args:
-        experiment: one that other processes can be told about.
-        kept: what stayed with each client, by its id.
+        experiment: one that other processes can load.
+        kept: the tensors that stay with each client, by its id.
         workers: how many clients train at a time; by default one per core.
     """
 
@@ -125,7 +125,7 @@ class Flower(Engine):
             free.append(node)
 
     def close(self) -> None:
-        """Ends the simulation and every process that it started."""
+        """End the simulation and every process that it started."""
         self._simulation.stop()
         self._home.remove()
 
@@ -137,7 +137,7 @@ class Flower(Engine):
         return sent
 
     def _collect(self, sent: list[str], came: dict[str, Update]) -> None:
-        """Takes the answers that are there, or waits a moment for one."""
+        """Take the answers that have arrived, or wait a moment for one."""
         answers = list(self._grid.pull_messages(sent))
         if not answers:
             self._simulation.check()
@@ -147,7 +147,7 @@ class Flower(Engine):
 
 
 def _update_of(answer: Message) -> Update:
-    """The update in an answer; an error if the node could not even answer."""
+    """The update in an answer; an error if the node failed."""
     if answer.has_error():
         raise AnysizeError(f"a node of Flower failed: {answer.error.reason}")
     return update_in(answer.content)
@@ -162,7 +162,7 @@ def update_in(content: RecordDict) -> Update:
 
 
 class _Simulation:
-    """Flower's simulation in a thread, whose server hands its grid to us and waits until we have done."""
+    """Flower's simulation in a thread; its server app passes on its grid and waits for `close`."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -174,7 +174,7 @@ class _Simulation:
         self._thread.start()
 
     def started(self) -> tuple[Grid, list[int]]:
-        """The grid and the ids of its nodes, two for each worker, as soon as they are there."""
+        """The grid and the ids of its nodes, two for each worker, as soon as they are ready."""
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             interrupts.check()
@@ -190,15 +190,15 @@ class _Simulation:
         raise AnysizeError(f"Flower's simulation did not start within {_START_SECONDS} s")
 
     def check(self) -> None:
-        """Raises if the simulation has ended before its time."""
+        """Raise an error if the simulation has ended too early."""
         if self._error is not None or not self._thread.is_alive():
             raise AnysizeError(f"Flower's simulation ended: {self._error}") from self._error
 
     def stop(self) -> None:
-        """Lets the server end, and waits for what Flower does then."""
+        """Let the server app end, and wait until Flower has stopped."""
         self._done.set()
         self._thread.join()
-        # Flower puts all of sys.path into the environment, for its processes; ours should not inherit that.
+        # Flower puts all of sys.path into the environment for its processes; other processes should not inherit that.
         if self._path is None:
             os.environ.pop("PYTHONPATH", None)
         else:

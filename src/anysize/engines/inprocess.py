@@ -19,10 +19,10 @@ class InProcess(Engine):
     """Runs each client here.
 
     Args:
-        context: the server's; clients see it without what only the server may hold.
+        context: the server's; clients get it without what only the server may hold.
         method: the method.
         shares: each client's data.
-        kept: what stayed with each client, by its id.
+        kept: the tensors that stay with each client, by its id.
     """
 
     def __init__(self, context: Context, method: Method[Any], shares: Shares, kept: Mapping[int, Tensors]) -> None:
@@ -31,6 +31,6 @@ class InProcess(Engine):
 
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
         for sub_model in sub_models:
-            with measuring(None):  # a client's time is all one stage, as with workers
+            with measuring(None):  # a client's time counts as one stage, as with workers
                 update = self._service.answer(sub_model, self._kept.get(sub_model.ticket.client))
             yield update

@@ -25,8 +25,8 @@ class ClientService:
     Args:
         context: the clients'.
         method: the method.
-        share: gives each client's data.
-        blamed: says of the user's own code whose error it was (see `Setup.blamed`).
+        share: returns a client's data.
+        blamed: names the user's code in errors that it causes (see `Setup.blamed`).
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class ClientService:
     def of(cls, experiment: Experiment, share: Callable[[int], Share] | None = None) -> Self:
         """The service of an experiment that another process runs.
 
-        The full network's weights, which clients have no use for, are freed.
+        Frees the full network's weights: clients do not use them.
 
         Args:
             experiment: as its brief describes it.
-            share: gives each client's data; by default the experiment's.
+            share: returns a client's data; by default the experiment's.
         """
         context = experiment.context.for_client()
         experiment.forget_weights()
         return cls(context, experiment.method, share or experiment.shares.share, experiment.blamed)
 
     def answer(self, sub_model: SubModel, kept: Mapping[str, Tensor] | None = None) -> Update:
-        """What a client makes of a sub-model; a stack of them is answered as one.
+        """The update of a client for a sub-model, or of a stack of clients for a stacked one.
 
         Args:
             sub_model: what the server sent.

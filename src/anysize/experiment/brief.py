@@ -1,4 +1,4 @@
-"""What another process must know of an experiment: a worker, a node, a device, or whoever loads a finished run."""
+"""What another process must know about an experiment: a worker, a node, a device, or one that loads a finished run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from anysize.wire import Json
 
 @dataclass(frozen=True)
 class Brief:
-    """An experiment without its data and weights: its complete file, and what it found out from the data.
+    """An experiment without its data and weights: its complete file, and what it found in the data.
 
     Attributes:
         config: the complete file.
-        known: what a network must know of the data, and the sizes that the fleet trains.
+        known: what a network must know about the data, and the sizes that the fleet trains.
     """
 
     config: ExperimentConfig
@@ -33,11 +33,11 @@ class Brief:
         return cls(experiment.complete, Known(experiment.signature, experiment.sizes))
 
     def to_json(self) -> Json:
-        """As JSON; `from_json` is the inverse."""
+        """The brief as JSON; `from_json` is the inverse."""
         return {"config": configs.dumps(self.config), **self.found()}
 
     def found(self) -> Json:
-        """As JSON, what is not in the file: a checkpoint holds it."""
+        """What the file does not hold, as JSON: a checkpoint holds it."""
         return {
             "signature": self.known.signature.to_json(),
             "sizes": [asdict(size) for size in self.known.sizes],
@@ -48,11 +48,11 @@ class Brief:
         """The brief that another process sent or wrote.
 
         Args:
-            told: what `to_json` gave.
-            read: makes a config of the file's text; a device refuses here what it does not allow.
+            told: the JSON of `to_json`.
+            read: turns the file's text into a config; a device refuses here what it does not allow.
 
         Raises:
-            TrustError: it is no brief.
+            TrustError: it is not a valid brief.
         """
         missing = [key for key in ("config", "signature", "sizes") if not isinstance(told, dict) or key not in told]
         if missing:
@@ -60,7 +60,7 @@ class Brief:
         return cls(read(str(told["config"])), known_in(told))
 
     def experiment(self, **live: Any) -> Experiment:
-        """The experiment; `live` gives objects that the file cannot name, such as data in shared memory."""
+        """The experiment; `live` holds objects that the file cannot name, such as data in shared memory."""
         return Experiment.from_config(self.config, self.known, **live)
 
 
@@ -68,7 +68,7 @@ def known_in(told: Json) -> Known:
     """What `Brief.found` told.
 
     Raises:
-        TrustError: it is not what a network can know of data, or no network can have such sizes.
+        TrustError: it does not describe data, or no network can have such sizes.
 
     >>> from anysize.experiment.signature import Signature
     >>> about = Signature((1, 8, 8), False, (), True, 10, 10, None, None, None)

@@ -1,4 +1,4 @@
-"""What goes down to a client and what comes up from it: named tensors, and a ticket that says what they are."""
+"""Messages to a client and from it: named tensors, and a ticket that says what they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWERS: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("samples", "sums"),
     "echo": (),
 }
-"""The jobs that a client can be asked to do; of each, what the client tells besides tensors."""
+"""The jobs of a client, and what it tells after each besides tensors."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Client:
         round: from 1.
         samples: how many samples it trains on.
         seed: of the run; random choices are derived from (seed, round, id, purpose).
-        job: what the client will be asked to do: "train", "calibrate" or "evaluate"; the last two want the network as
-            it is finished.
+        job: the client's job: "train", "calibrate" or "evaluate"; the last two need the finished network.
     """
 
     id: int
@@ -54,19 +53,19 @@ class Client:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a message says besides its tensors: who is to do what with them.
+    """What a message says besides its tensors: which client does which job with them.
 
     Attributes:
-        client: who receives it.
+        client: the client that receives it.
         round: from 1; 0 before the first round.
         seed: of the run.
         size: the label of the client's size.
         width: of the network that the client builds.
         job: "train", "calibrate" or "evaluate"; "echo" sends back what came, to time an engine.
-        rate: the learning rate, where the job is to train.
-        batch_size: of an evaluation; None for the usual one.
-        calibration_samples: the most samples that a calibration looks at; None for all.
-        more: what the method itself tells its client, as JSON.
+        rate: the learning rate, if the job is to train.
+        batch_size: the batch size of an evaluation; None for the usual one.
+        calibration_samples: the most samples that a calibration uses; None for all.
+        more: what the method tells its client, as JSON.
     """
 
     client: int
@@ -81,7 +80,7 @@ class Ticket:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> Json:
-        """As one flat JSON object, without what is None; `from_json` is the inverse.
+        """One flat JSON object without None values; `from_json` is the inverse.
 
         >>> Ticket(client=3, round=1, seed=0, size="0.5", width=0.5, more={"keep": 0.5}).to_json()
         {'keep': 0.5, 'client': 3, 'round': 1, 'seed': 0, 'size': '0.5', 'width': 0.5, 'job': 'train'}
@@ -94,7 +93,7 @@ class Ticket:
         """The ticket in a message from outside: the check that a server and its clients both make.
 
         Raises:
-            TrustError: with everything that is wrong with it.
+            TrustError: lists all its problems.
 
         >>> Ticket.from_json({"client": 3, "round": 1, "seed": 0, "size": "0.5", "width": 2, "job": "evaluate"})
         Traceback (most recent call last):
@@ -111,16 +110,16 @@ _OWN = tuple(own.name for own in fields(Ticket) if own.name != "more")
 
 
 def _problems(note: Any) -> Iterator[str]:
-    """What is wrong with a ticket."""
+    """The problems of a ticket."""
     if not isinstance(note, dict) or not all(isinstance(name, str) for name in note):
-        yield f"{short(note)} is no ticket"
+        yield f"{short(note)} is not a ticket"
         return
     missing = [name for name in ("client", "round", "seed", "size", "width", "job") if name not in note]
     if missing:
         yield f"{', '.join(missing)} missing"
         return
     if note["job"] not in list(ANSWERS):
-        yield f"job = {short(note['job'])} is none of {', '.join(ANSWERS)}"
+        yield f"job = {short(note['job'])} is not one of {', '.join(ANSWERS)}"
     for name in ("client", "round", "seed"):
         if type(note[name]) is not int or note[name] < 0:
             yield f"{name} = {short(note[name])} is not a whole number"
@@ -166,7 +165,7 @@ class SubModel:
 
     @property
     def finished(self) -> bool:
-        """Whether the client is asked about the finished network (calibrate, evaluate) rather than to train."""
+        """Whether the job needs the finished network (calibrate, evaluate), not one to train."""
         return self.ticket.job in ("calibrate", "evaluate")
 
 
@@ -178,10 +177,10 @@ class Update:
         tensors: by name.
         ticket: of the message that it answers.
         keep: tensors that stay with the client and return to it at its next turn; not sent.
-        samples: how many it trained on or was judged by; None if it does not tell.
+        samples: how many it trained or evaluated on; None if it does not tell.
         loss: its mean training loss.
         classes: a 0 or 1 for each class, which of them it holds; None if it does not tell.
-        sums: what the task sums up over held-out samples.
+        sums: the sums of the task's metrics over its holdout.
     """
 
     tensors: Tensors
@@ -207,15 +206,15 @@ class Update:
         return float(self.samples or 0) if tricks.weighting == "samples" else 1.0
 
     def to_json(self) -> Json:
-        """All but the tensors, as one flat JSON object: the ticket, and what the client tells after such a job."""
+        """All but the tensors as one flat JSON object: the ticket, and what the client tells after its job."""
         return self.ticket.to_json() | {name: getattr(self, name) for name in ANSWERS[self.ticket.job]}
 
     @classmethod
     def from_json(cls, tensors: Tensors, note: Any, keep: Tensors | None = None) -> Update:
-        """The update of tensors and of what `to_json` gave.
+        """The update of tensors and the JSON of `to_json`.
 
         Raises:
-            TrustError: its ticket is none.
+            TrustError: its ticket is not valid.
         """
         told = ANSWERS.get(note["job"], ()) if isinstance(note, dict) and isinstance(note.get("job"), str) else ()
         ticket = Ticket.from_json({k: v for k, v in note.items() if k not in told} if told else note)

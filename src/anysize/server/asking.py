@@ -1,4 +1,4 @@
-"""Which clients are asked about a state, and how."""
+"""Choosing the clients that calibrate or evaluate a state, and the messages to them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TRIES = 20  # draws per wanted client when looking for devices that can run a s
 
 
 def client_of(context: Context, id: int, size: Size, round: int, job: str) -> Client:
-    """A client that is asked about a finished network."""
+    """A client that calibrates or evaluates a finished network."""
     return Client(id, 0, size, round, 0, context.seed, job)
 
 
 def draws(context: Context, fleet: Fleet, round: int, count: int, purpose: str) -> list[int]:
-    """Distinct client ids in random order: all of them if they are few, else enough to choose from."""
+    """Distinct client ids in random order: all of them if there are few, else enough to choose from."""
     if fleet.present is not None:
         return list(fleet.shuffled(round, purpose))
     random = generator(context.seed, round, purpose)

@@ -1,4 +1,4 @@
-"""One round: who takes part, what each receives, what comes back, what the server makes of it."""
+"""One round: the participants, the message to each, the answers, and the server's new state."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from anysize.wire import Json, Tensors, size_bytes
 
 @dataclass
 class Tally:
-    """What is known of a round besides the new state.
+    """What a round reports besides the new state.
 
     Attributes:
-        bytes_down: what was sent to clients.
-        bytes_up: what came back.
-        clients: who answered, each with its size, samples and loss.
-        parts: by client, the parts of the whole that it was sent.
-        kept: what stays with them.
-        missing: who did not answer as it should, and why.
-        void: whether too few answered, so that the state stayed as it was.
+        bytes_down: the bytes sent to clients.
+        bytes_up: the bytes of their answers.
+        clients: those that answered, each with its size, samples and loss.
+        parts: for each client, the parts of the full model that it received.
+        kept: the tensors that stay with them.
+        missing: those without a valid answer, and why.
+        void: whether too few answered, so that the state did not change.
     """
 
     bytes_down: int = 0
@@ -39,7 +39,7 @@ class Tally:
 
     @property
     def train_loss(self) -> float | None:
-        """The clients' mean loss, weighted by their samples, or by 1 if they do not tell; None if nobody took part."""
+        """The mean loss of the clients, weighted by their samples if they tell them; None if nobody took part."""
         weights = [1 if client["samples"] is None else client["samples"] for client in self.clients]
         total = sum(client["loss"] * weight for client, weight in zip(self.clients, weights))
         return total / sum(weights) if weights else None
@@ -60,12 +60,12 @@ def run_round(
     Args:
         context: the server's.
         method: the method.
-        state: before the round; left untouched.
-        clients: the participants in the order in which their updates are folded in.
+        state: the state before the round; does not change.
+        clients: the participants in the order of aggregation.
         engine: where they run.
         rate: the learning rate of this round.
         on_answer: called after each answer, for progress.
-        least: how many clients must answer, one at least if any are missing; if fewer do, the state stays as it was.
+        least: how many clients must answer (at least one if any are missing); if fewer do, the state does not change.
     """
     tally = Tally()
     sent = _sent(context, method, state, clients, rate, tally)

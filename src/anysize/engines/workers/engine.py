@@ -1,9 +1,9 @@
-"""Clients in worker processes of our own, one thread each; the same bits as in one process.
+"""Clients in worker processes, one thread each; the same bits as in one process.
 
-Clients are handed out in the order in which their updates are folded in, which is by predicted cost, largest first:
-so the workers end a round together. At most twice as many clients as workers are ahead of the fold; each lives in a
-*slot*, a piece of shared memory that holds its sub-model and then its update, so that a round's memory does not grow
-with its clients. The shards of an evaluation go the same way; the state that they judge is in shared memory once.
+Workers get clients in the order of aggregation, by predicted cost, largest first, so that they finish a round together.
+At most twice as many clients as workers are ahead of the aggregation. Each has a *slot*, a block of shared memory that
+holds its sub-model and then its update, so the memory of a round does not grow with its clients. The shards of an
+evaluation go the same way; the state that they measure is in shared memory once.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from anysize.profiling import stage
 from anysize.tasks import Sums
 from anysize.wire import Json, Tensors, copies, load
 
-_ATTEMPTS = 3  # workers that may die over one client
+_ATTEMPTS = 3  # workers that may die while they train one client
 _SPARE = 1 << 16  # bytes in a slot beside twice the sub-model
-_LOOK_SECONDS = 0.2  # from one look for an interrupt to the next
+_LOOK_SECONDS = 0.2  # between checks for an interrupt
 
 
 @dataclass
 class _Worker:
-    """A process and the task it has in hand."""
+    """A process and its current assignment."""
 
     process: Process
     connection: Connection[bytes, bytes]
@@ -63,7 +63,7 @@ class _Task:
 
 @dataclass
 class _Slot:
-    """A piece of shared memory."""
+    """A block of shared memory."""
 
     path: Path
     memory: Tensor
@@ -71,7 +71,7 @@ class _Slot:
 
 @dataclass
 class _Flow:
-    """One pass over the clients, or the shards: what waits, what has come, what is next."""
+    """One pass over clients or shards: what waits, what has been answered, what is next."""
 
     source: Iterator[Any]
     told: Callable[[Any, int], tuple[str, Json]]
@@ -86,10 +86,10 @@ class Processes(Engine):
     """Runs clients in worker processes.
 
     Args:
-        experiment: one that other processes can be told about (see `obstacle`).
-        kept: what stayed with each client, by its id.
+        experiment: one that other processes can load (see `obstacle`).
+        kept: the tensors that stay with each client, by its id.
         workers: how many; by default one per core.
-        pool: the processes, if they have been started already; whoever started them closes it.
+        pool: the worker pool, if it is already started; then its owner closes it.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Processes(Engine):
         return self._stream(_Flow(iter(sub_models), self._client_message))
 
     def evaluate(self, evaluation: Evaluation) -> Iterator[Sums]:
-        """The sums of each shard, in the order given; here, where workers cannot be told of the state or the data."""
+        """The sums of each shard, in the order given; measured in this process if workers cannot load state or data."""
         wired = evaluation.subject.to_wire()
         same = evaluation.part is self._test and evaluation.batch_size == self._batch_size
         if wired is None or not same:
@@ -145,7 +145,7 @@ class Processes(Engine):
                 task, answer = flow.done.pop(flow.out)
                 try:
                     yield answer
-                finally:  # also if nobody asks for the next one
+                finally:  # also if the caller stops early
                     self._free.append(task.slot)
                 flow.out += 1
             elif flow.out == flow.sent and flow.exhausted:
@@ -154,7 +154,7 @@ class Processes(Engine):
                 self._collect(flow)
 
     def close(self) -> None:
-        """Ends the workers, whatever they are doing, and frees the shared memory."""
+        """End the workers, whatever they are doing, and free the shared memory."""
         for worker in self._workers:
             worker.connection.close()
         self._workers = []
@@ -189,7 +189,7 @@ class Processes(Engine):
         return task
 
     def _client_message(self, sub_model: SubModel, number: int) -> tuple[str, Json]:
-        """What a worker is told of a client, whose tensors are put into the slot of that number."""
+        """The message to a worker about a client; puts the client's tensors into the slot of that number."""
         client = sub_model.ticket.client
         kept = self._kept.get(client, {})
         down = shared.space(sub_model.tensors) + shared.space(kept)
@@ -200,7 +200,7 @@ class Processes(Engine):
         return f"client {client}", place | {"ticket": sub_model.ticket.to_json()}
 
     def _slot(self, number: int, size: int) -> _Slot:
-        """The slot of that number, made anew if it is too small."""
+        """The slot of that number, replaced if it is too small."""
         slot = self._slots[number]
         if slot is None or len(slot.memory) < size:
             self._names += 1
@@ -220,12 +220,12 @@ class Processes(Engine):
             self._replace(worker, flow)
 
     def _collect(self, flow: _Flow) -> None:
-        """Waits for at least one answer and takes all that are there."""
+        """Wait for at least one answer, and take all that have arrived."""
         busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
         if not busy:
-            if flow.again:  # every task went to a worker that was dead already, and waits to be handed out again
+            if flow.again:  # all went to workers that had died, and must be sent again
                 return
-            raise RuntimeError("an earlier pass over this engine was left in the middle; close it and start another")
+            raise RuntimeError("an earlier pass over this engine was not finished; close it and start another")
         for connection in _ready(list(busy)):
             worker = busy[connection]
             try:
@@ -252,11 +252,11 @@ class Processes(Engine):
         assert slot is not None
         keep = copies(shared.get(answer["keep"], slot.memory))
         update = Update.from_json(shared.get(answer["layout"], slot.memory), answer["note"], keep)
-        # A training update is folded in before its slot is used again; what is kept longer must leave the slot.
+        # A training update is aggregated before its slot is reused; copy what must live longer.
         return replace(update, tensors=copies(update.tensors)) if update.ticket.job == "calibrate" else update
 
     def _replace(self, worker: _Worker, flow: _Flow) -> None:
-        """A new process in the place of one that died; its client is trained again."""
+        """Replace a process that died; its client is trained again."""
         worker.connection.close()
         code = worker.process.wait()
         task = worker.task
@@ -273,7 +273,7 @@ class Processes(Engine):
         flow.again.append(task)
 
     def _briefed(self, count: int) -> list[_Worker]:
-        """The workers that come next, told of the experiment; they start up side by side."""
+        """The next workers, after sending them the experiment; they start in parallel."""
         workers = []
         for _ in range(count):
             workers.append(_Worker(*self._pool.arrived()))
@@ -293,7 +293,7 @@ class Processes(Engine):
 
 
 def _ready(connections: Sequence[Connection[bytes, bytes]]) -> list[Any]:
-    """Those over which something has come, as soon as there is one; an interrupt ends the wait."""
+    """The connections with data, as soon as there is one; an interrupt ends the wait."""
     while True:
         interrupts.check()
         found = wait(connections, _LOOK_SECONDS)
@@ -302,7 +302,7 @@ def _ready(connections: Sequence[Connection[bytes, bytes]]) -> list[Any]:
 
 
 def obstacle(experiment: Experiment) -> str | None:
-    """Why other processes cannot be told of the experiment, or None if they can."""
+    """Why other processes cannot load the experiment, or None if they can."""
     for kind in ("model", "task"):
         if experiment.is_live(kind):
             return f"the {kind} is a live object that no name leads to"
@@ -314,7 +314,7 @@ def obstacle(experiment: Experiment) -> str | None:
 
 
 def described(experiment: Experiment, home: Path) -> Json:
-    """All that another process must know of an experiment; training data in memory is put into a file in `home`."""
+    """Everything that another process must know about an experiment; puts training data into a file in `home`."""
     folder = experiment.config.folder
     part = _tensor_part(experiment)
     data: Json | None = None
@@ -342,7 +342,7 @@ def _tensor_part(experiment: Experiment) -> TensorPart | None:
 
 
 def _testable(experiment: Experiment) -> Part | None:
-    """The test samples, if workers have them too: in shared memory beside the training samples, or by name."""
+    """The test samples, if workers have them too, in shared memory or by name."""
     data = experiment.data
     if data is None or (isinstance(data.train, TensorPart) and not isinstance(data.test, TensorPart)):
         return None
@@ -356,7 +356,7 @@ def _shard_message(subject: Json, shard: Shard, number: int) -> tuple[str, Json]
 
 
 def raised(answer: Json) -> Exception:
-    """The worker's error as the one that would have been raised here."""
+    """The worker's error, as this process would have raised it."""
     kind = getattr(errors, answer["kind"] or "", None)
     if isinstance(kind, type) and issubclass(kind, AnysizeError):
         return kind(answer["error"])

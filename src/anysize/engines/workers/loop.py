@@ -1,4 +1,4 @@
-"""What a worker process does with what its server tells it: of the experiment first, then of one job after another.
+"""The loop of a worker process: it receives the experiment first, then one message after another.
 
 It runs the very function that the in-process engine runs, with one thread, so that the same bits come out.
 """
@@ -29,7 +29,7 @@ from anysize.wire import Json, dump
 
 
 def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
-    """Answers every message until the connection ends."""
+    """Answer every message until the connection ends."""
     try:
         service = Service(experiment_of(hello))
     except Exception as error:
@@ -42,13 +42,13 @@ def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
             answers = service.evaluated(message) if "shard" in message else service.performed(message)
         except Exception as error:
             answers = [failure(error)]
-        sys.stdout.flush()  # what the user's code printed: a worker is ended without a warning
+        sys.stdout.flush()  # output of the user's code: a worker ends without warning
         for answer in answers:
             connection.send_bytes(answer)
 
 
 class Service:
-    """What a worker has before it: the experiment without the network's weights, slots, and a state to judge."""
+    """What a worker holds: the experiment without the network's weights, slots, and a state to evaluate."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -79,7 +79,7 @@ class Service:
         return [json.dumps({"sums": sums}).encode()]
 
     def _slot(self, number: int, file: str) -> torch.Tensor:
-        """The memory of a slot; the file that it had before, if it was too small, is let go."""
+        """The memory of a slot; releases the file that it had before, if that was too small."""
         if number not in self._slots or self._slots[number][0] != file:
             self._slots[number] = (file, shared.attach(Path(file)))
         return self._slots[number][1]
@@ -104,7 +104,7 @@ class Service:
 
 
 def experiment_of(hello: Json) -> Experiment:
-    """The experiment that the server described, over the server's own data in shared memory."""
+    """The experiment that the server described, on the server's data in shared memory."""
     sys.path[:] = list(dict.fromkeys([*sys.path, *hello["path"]]))
     folder = None if hello["folder"] is None else Path(hello["folder"])
     data = None if hello["data"] is None else shared_data(hello["data"])
@@ -120,7 +120,7 @@ def shared_data(about: Json) -> Data:
 
 
 def failure(error: Exception) -> bytes:
-    """What a worker says instead of an answer."""
+    """A worker's answer if an error was raised."""
     trace = "".join(traceback.format_exception(error))
     known = isinstance(error, AnysizeError)
     kind = type(error).__name__
