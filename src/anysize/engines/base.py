@@ -31,6 +31,7 @@ def present(answers: Iterable[Update | Absence], missing: list[Absence]) -> Iter
     """The updates among the answers, in order; adds the absences to `missing`.
 
     >>> missing = []
+    >>> from anysize.methods.messages import Ticket
     >>> update = Update({}, Ticket(client=0, round=1, seed=0, size="1.0", width=1.0))
     >>> [answer.ticket.client for answer in present([update, Absence(1, "too late")], missing)]
     [0]
