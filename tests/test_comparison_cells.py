@@ -89,6 +89,7 @@ def test_tuning_runs_are_on_the_first_seed_and_judged_by_clients_alone() -> None
         ({"settings": {"x": {"data.splti": "iid"}}}, "flanc in x: data: unknown key 'splti'; did you mean 'split'"),
         ({"tune": {"training.learning_rate": 0.1}}, "must give each key a list"),
         ({"tune": {"data.alpha": [0.1]}}, "data.alpha cannot be chosen"),
+        ({"methods": [{"name": "flanc", "settings": ["iid"]}], "settings": {"idd": {}}}, "did you mean 'idd'"),
         ({"baseline": "fjord"}, "'fjord' is none of the labels: flanc"),
     ],
 )
@@ -103,6 +104,19 @@ def test_a_file_with_a_comparison_needs_no_method_and_can_be_run(tmp_path: Path)
     run = az.Experiment.from_config(config).run(tmp_path / "run")
     assert "compare" not in (run.directory / "config.toml").read_text()
     assert configs.loads(configs.dumps(config)) == config
+
+
+def test_an_entry_may_run_in_some_settings_and_a_call_may_run_some_cells(tmp_path: Path) -> None:
+    settings = {"one": {"rounds": 1}, "two": {"rounds": 2}}
+    methods: list[Any] = ["fedavg", {"name": "heterofl", "settings": ["two"]}]
+    config = small.config(compare={"methods": methods, "settings": settings, "seeds": [0, 1]})
+    made = az.compare(config, out=tmp_path, only="one/*/seed-0", jobs=1)
+    assert [outcome.path for outcome in made.outcomes] == ["one/fedavg/seed-0"]
+    assert set(made.missing) == {"one/fedavg/seed-1"} | {
+        f"two/{m}/seed-{s}" for m in ("fedavg", "heterofl") for s in (0, 1)
+    }
+    with pytest.raises(ConfigError, match="no cell's path matches"):
+        az.compare(config, out=tmp_path, only="one/heterofl/*", jobs=1)
 
 
 def test_shards_are_all_cells_once_and_keep_tuning_together() -> None:
@@ -374,3 +388,20 @@ def test_other_rounds_are_refused_too_since_a_schedule_spans_them(tmp_path: Path
     az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path, jobs=1)
     with pytest.raises(CheckpointError, match=r"rounds: 1 -> 2"):
         az.compare(small.config(rounds=2), ["fedavg"], out=tmp_path, jobs=1)
+
+
+@pytest.mark.parametrize("name", ["fashion", "cifar"])
+def test_the_benchmark_has_every_method_in_every_setting_with_three_seeds(name: str) -> None:
+    config = configs.load(Path(__file__).parents[1] / f"experiments/benchmark/{name}.toml")
+    assert config.compare is not None
+    found = cells(config)
+    methods = {cell.config.method.name for cell in found}
+    assert methods == {"fedavg", "heterofl", "splitmix", "flanc", "fjord", "sheterofl", "prism", "fedhm", "origdrop"}
+    for setting in config.compare.settings:
+        own = [cell for cell in found if cell.setting == setting]
+        assert {cell.seed for cell in own} == {0, 1, 2}
+        assert {cell.config.method.name for cell in own} == methods
+        assert all(len(cell.trials) == 3 and cell.trials[0].config.rounds == 40 for cell in own)
+        equal = [cell.config.tricks.model_dump(exclude_none=True) for cell in own]
+        assert all(tricks == equal[0] for tricks in equal)
+        assert bool(equal[0]) != setting.endswith("papers")

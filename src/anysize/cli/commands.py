@@ -139,6 +139,12 @@ def compare(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Run only the I-th of N parts.", show_default=False)
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only", metavar="PATTERN", help="Run only these cells, such as 'iid/*/seed-0'.", show_default=False
+        ),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="The label that differences are taken from.", show_default=False)
     ] = None,
@@ -161,6 +167,7 @@ def compare(
         overwrite=overwrite,
         jobs=jobs,
         shard=shard_of(shard),
+        only=only,
         baseline=baseline,
         target=target,
     )

@@ -34,6 +34,7 @@ class Request:
     overwrite: bool
     jobs: int | None
     shard: tuple[int, int] | None
+    only: str | None
     baseline: str | None
     target: float | None
 
@@ -64,6 +65,7 @@ def compare_file(
             overwrite=request.overwrite,
             jobs=request.jobs,
             shard=request.shard,
+            only=request.only,
             baseline=request.baseline,
             target=request.target,
             progress=True,
@@ -76,7 +78,12 @@ def compare_directories(sources: Sequence[Path], request: Request) -> Comparison
     from anysize.comparisons.compare import compare_runs
 
     given: dict[str, Any] = {"--methods": request.methods, "--seeds": request.seeds, "--set": request.changes}
-    given |= {"--overwrite": request.overwrite, "--jobs": request.jobs, "--shard": request.shard}
+    given |= {
+        "--overwrite": request.overwrite,
+        "--jobs": request.jobs,
+        "--shard": request.shard,
+        "--only": request.only,
+    }
     wrong = [option for option, value in given.items() if value]
     if wrong:
         raise UsageError(f"{', '.join(wrong)}: of directories nothing is run; give an experiment file to run it")

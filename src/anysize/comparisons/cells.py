@@ -82,6 +82,8 @@ def cells(config: ExperimentConfig) -> list[Cell]:
     found: list[Cell] = []
     problems = [*_same_folder("settings", settings), *_same_folder("methods", [method.title for method in methods])]
     for setting, method in itertools.product(settings, methods):
+        if method.settings is not None and setting not in method.settings:
+            continue
         try:
             own = _of_method(base, settings[setting], setting, method, config)
             found += [_cell(asked, own, setting, method, seed, seeds[0]) for seed in seeds]

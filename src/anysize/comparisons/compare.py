@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def compare(
     overwrite: bool = False,
     jobs: int | None = None,
     shard: tuple[int, int] | None = None,
+    only: str | None = None,
     progress: bool | None = None,
     on_event: OnRunEvent | None = None,
     pool: WorkerPool | None = None,
@@ -72,6 +74,7 @@ def compare(
         jobs: how many processes run cells, each with one thread; by default one for each core if there are that many
             cells. With one, cells run in this process.
         shard: (i, n) to take only the i-th of n parts of the cells, counted from 1.
+        only: a pattern of paths, such as "iid/*/seed-0": run only the cells that match.
         progress: show how far it is; by default on a terminal only, and not where `on_event` is given.
         on_event: called with a run's path in the folder and each of its events; all cells run in this process then.
         pool: worker processes that have been started already, for cells that run in this process; see `run`.
@@ -92,7 +95,11 @@ def compare(
     working.check(every, shop)
     locks.forget_failures(folder)
     _write_plan(config, folder)
-    mine = _of_shard(every, shard)
+    mine = [cell for cell in _of_shard(every, shard) if fnmatchcase(cell.path, only or "*")]
+    if not mine and only:
+        raise ConfigError(
+            f"only = '{only}': no cell's path matches; there are {every[0].path}, and {len(every) - 1} more"
+        )
     todo = [cell for cell in mine if outcomes.finished_round(folder / cell.path) != cell.config.rounds]
     for cell in (cell for cell in mine if cell not in todo):
         (on_event or _silent)(cell.path, {"event": "finished before"})

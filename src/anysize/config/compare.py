@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from anysize.config.table import Table, raise_problems
-from anysize.config.values import Count, Name, Options, distinct, plain
+from anysize.config.values import Count, Name, Names, Options, distinct, plain
+from anysize.errors import unknown
 
-_OWN_KEYS = ("name", "label", "options", "tune", "overrides")
+_OWN_KEYS = ("name", "label", "options", "settings", "tune", "overrides")
 _NOT_HERE = ("name", "seed", "method", "compare")
 """What a setting or an entry cannot change: a comparison sets it itself."""
 _NOT_TUNED = ("name", "seed", "compare", "data", "devices", "task", "evaluation")
@@ -54,6 +55,8 @@ class CompareMethod(Table):
     """What the entry is called in tables and folders; absent: the name. Labels must differ."""
     options: Options = Field(default_factory=dict)
     """The method's hyperparameters; those of the file's own `[method]` go on counting for its method."""
+    settings: Names | None = None
+    """The settings in which the entry runs; absent: all."""
     tune: Tune | None = None
     """In place of `compare.tune`; an empty table: nothing is tuned."""
     overrides: Options = Field(default_factory=dict)
@@ -128,6 +131,9 @@ class CompareConfig(Table):
             yield f"compare.methods: '{label}' occurs more than once; give each a label of its own"
         if self.baseline is not None and labels and self.baseline not in labels:
             yield f"compare.baseline: '{self.baseline}' is none of the labels: {', '.join(labels)}"
+        for method in self.methods:
+            for name in sorted(set(method.settings or ()) - set(self.settings)):
+                yield f"compare.methods, {method.title}: settings: {unknown('setting', name, self.settings)}"
         changes = {f"compare.settings.{name}": table for name, table in self.settings.items()}
         changes |= {f"compare.methods, {method.title}": method.overrides for method in self.methods}
         for place, table in changes.items():
