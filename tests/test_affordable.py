@@ -276,5 +276,5 @@ def test_sizes_that_no_network_has_are_refused(told: Any) -> None:
         known_in(Brief.of(made("fedavg")).found() | {"sizes": told})
 
 
-def test_every_limit_of_a_budget_but_time_is_a_unit() -> None:
-    assert {*UNITS, "latency_ms"} == {field.name for field in fields(Budget)}
+def test_every_limit_of_a_budget_can_be_counted_without_weights_but_time_and_zeros() -> None:
+    assert {*UNITS, "latency_ms", "nonzero_macs"} == {field.name for field in fields(Budget)}
