@@ -32,6 +32,7 @@ from anysize.methods import Client, FedAvg, SplitMix
 from anysize.methods.size import Size
 from anysize.methods.splitmix import SplitMixState, sampled_bases
 from anysize.models.normalize import normalized
+from anysize.runtime import load
 from anysize.server.calibration import calibrated
 from anysize.server.judging import on_test
 from anysize.testing import Trial, make_trial
@@ -421,6 +422,60 @@ def test_a_customised_ensemble_is_one_network_with_fixed_statistics(finished: az
 def test_an_ensemble_is_exported(finished: az.Run, tmp_path: Path, ending: str) -> None:
     made = export(finished.customize(size=1.0), tmp_path / f"net.{ending}", finished.experiment.signature)
     assert made.difference < 1e-4
+
+
+@pytest.mark.parametrize("batch_norm", ["tracked", "calibrated"])
+def test_every_number_of_bases_is_a_size_that_needs_no_data_and_changes_nothing(
+    batch_norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet of a quarter and a half has four bases: three and four of them are sizes that nobody trained."""
+    az.Experiment(
+        data="digits",
+        clients=4,
+        partition={"fraction": 0.1},
+        model={"name": "small-cnn", "options": {"channels": [8, 8]}},
+        method=SplitMix(),
+        devices={"capacities": [0.25, 0.5]},
+        tricks={"batch_norm": batch_norm},
+        rounds=1,
+        engine={"name": "inprocess"},
+    ).run(tmp_path / "run")
+    run = az.load(tmp_path / "run")
+    held = run.directory / "state.safetensors"
+    before = held.read_bytes()
+    monkeypatch.setattr(InProcess, "perform", lambda *_: pytest.fail("a client was asked"))
+    monkeypatch.setattr(type(run), "_untrained", lambda *_: pytest.fail("data was asked for"))
+    assert [size.label for size in run.sizes] == ["0.25", "0.5"]
+    assert [size.label for size in run.offered] == ["0.25", "0.5", "0.75", "1.0"]
+    shipped = load(run.bundle(tmp_path / "net.anysize").path)
+    assert shipped.sizes == ("0.25", "0.5", "0.75", "1.0")
+    x = torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        each = [base(x).numpy() for base in run.customize(1.0).bases]
+        for count, label in enumerate(shipped.sizes, start=1):
+            mean = np.mean(each[:count], axis=0)  # Algorithm 1, line 11
+            np.testing.assert_allclose(run.customize(label)(x), mean, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(shipped.switch(label)(x), mean, rtol=1e-4, atol=1e-5)
+    if batch_norm == "tracked":
+        kept = [norm.running_mean for norm in run.customize(0.75).modules() if isinstance(norm, nn.BatchNorm2d)]
+        own = [run.state.bases[str(i)][f"{n}.running_mean"] for i in range(3) for n in norm_names(run)]
+        assert all(torch.equal(found, tracked) for found, tracked in zip(kept, own, strict=True))  # type: ignore[arg-type]
+    one = run.cost(run.size(0.25)).inference_bytes
+    assert run.cost(run.size(0.75)).inference_bytes == 3 * one
+    assert run.fitting(az.Budget(inference_bytes=3 * one)).label == "0.75"
+    assert run.fitting(az.Budget(inference_bytes=4 * one - 1)).label == "0.75"
+    assert held.read_bytes() == before
+
+
+def norm_names(run: az.Run) -> list[str]:
+    return [n for n, layer in run.experiment.context.template.named_modules() if isinstance(layer, nn.BatchNorm2d)]
+
+
+def test_sizes_are_all_multiples_of_the_base_beside_those_that_were_trained() -> None:
+    method = SplitMix(base_width=0.1)
+    context = context_of(method, [0.1, 0.25, 1.0], nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)))
+    labels = [size.label for size in method.mixtures(context)]
+    assert labels == ["0.1", "0.25", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1.0"]
 
 
 def test_costs_grow_by_whole_bases(finished: az.Run) -> None:

@@ -278,7 +278,7 @@ def customize(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {bytes_text(done.size_bytes)}")
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
-    if chosen.label not in {trained.label for trained in made.sizes}:
+    if chosen.label not in {offered.label for offered in made.offered}:
         metric = made.experiment.task.metric
         say(f"width {chosen.width:g} was never trained; its {metric}: anysize evaluate {directory} --size {size}")
 
@@ -288,7 +288,7 @@ app.command("export", hidden=True)(customize)
 
 def _bundle(made: Run, path: Path) -> None:
     done = made.bundle(path)
-    labels = ", ".join(trained.label for trained in made.sizes)
+    labels = ", ".join(offered.label for offered in made.offered)
     say(f"{done.path}: sizes {labels}, {bytes_text(done.size_bytes)}; on a device: anysize.runtime.load('{path.name}')")
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
 

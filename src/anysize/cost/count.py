@@ -24,7 +24,7 @@ from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.elastic.tracing.forward import unread_masks, without_data
 from anysize.methods.base import Method
-from anysize.methods.capabilities import Masked
+from anysize.methods.capabilities import Masked, offered_sizes
 from anysize.methods.context import Context
 from anysize.methods.kit import trained_parameters
 from anysize.methods.messages import Client, SubModel, Update
@@ -147,9 +147,10 @@ def shipped_bytes(context: Context, network: nn.Module) -> int:
 
 def trained(method: Method[Any], context: Context, size: Size) -> Size:
     """The largest size of the method that is not above `size`: the one that a device of that size runs."""
-    fitting = [s for s in method.sizes(context) if s.width <= size.width]
+    offered = offered_sizes(method, context)
+    fitting = [s for s in offered if s.width <= size.width]
     exact = [s for s in fitting if s.label == size.label]
-    return (exact or fitting or list(method.sizes(context)[:1]))[-1]
+    return (exact or fitting or list(offered[:1]))[-1]
 
 
 def forward_macs(network: nn.Module, x: Tensor) -> int:

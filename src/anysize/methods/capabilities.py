@@ -113,6 +113,10 @@ class Mixture(ABC, Generic[State]):
     """
 
     @abstractmethod
+    def mixtures(self, context: Context) -> Sequence[Size]:
+        """Every size that mixing gives, smallest first: those that were trained, and those between them."""
+
+    @abstractmethod
     def members(self, context: Context, state: State, size: Size) -> Sequence[str]:
         """The names of the networks whose mean the customised network of that size is, in its order."""
 
@@ -139,6 +143,11 @@ class Pieced(ABC, Generic[State]):
 
         A channel's statistics are those of the largest parts that have it. Empty if they are not the network's.
         """
+
+
+def offered_sizes(method: Method[Any], context: Context) -> Sequence[Size]:
+    """The sizes that a finished run offers: those that were trained, and of a mixture every number of members."""
+    return method.mixtures(context) if isinstance(method, Mixture) else method.sizes(context)
 
 
 def levels_of(method: Method[Any], context: Context) -> Levels | None:

@@ -205,6 +205,12 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         chosen = self._mixed(context, state, size)
         return mixed([self._network(context, state.bases[str(base)], size.robustness) for base in chosen])
 
+    def mixtures(self, context: Context) -> Sequence[Size]:
+        width, trained = self._width(context), self.sizes(context)
+        counts = set(range(1, self._count(context) + 1)) - {bases_within(size.width, width) for size in trained}
+        between = [Size(round(count * width, _DIGITS)) for count in counts]
+        return sorted([*trained, *between], key=lambda size: size.order)
+
     def members(self, context: Context, state: SplitMixState, size: Size) -> Sequence[str]:
         return [_MEMBER.format(base) for base in self._mixed(context, state, size)]
 
@@ -330,6 +336,7 @@ def _check_alike(bases: Mapping[str, Tensors]) -> None:
 
 
 _MEMBER = "base {}"
+_DIGITS = 12  # of a size's label: three bases of width 0.1 are 0.3, not 0.30000000000000004
 
 _duals: WeakKeyDictionary[nn.Module, Dual] = WeakKeyDictionary()
 

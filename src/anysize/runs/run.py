@@ -26,7 +26,7 @@ from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Known
 from anysize.exports.bundle import Entry, write_bundle
 from anysize.exports.formats import Exported
-from anysize.methods.capabilities import Factored, Mixture, levels_of
+from anysize.methods.capabilities import Factored, Mixture, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
 from anysize.rng import generator
 from anysize.runs import checkpoint as checkpoints
@@ -84,9 +84,14 @@ class Run:
         """The sizes that were trained."""
         return list(self.experiment.method.sizes(self.experiment.context))
 
+    @property
+    def offered(self) -> list[Size]:
+        """The sizes that `bundle` and a budget choose from: those that were trained, and every number of bases."""
+        return list(offered_sizes(self.experiment.method, self.experiment.context))
+
     def size(self, given: float | str) -> Size:
         """The size with this label or width, trained or not."""
-        labels = {size.label: size for size in self.sizes}
+        labels = {size.label: size for size in self.offered}
         text = given if isinstance(given, str) else repr(float(given))
         if text in labels:
             return labels[text]
@@ -96,7 +101,7 @@ class Run:
             raise ConfigError(unknown("size", text, labels) + ", or any width up to the largest") from None
         if not 0 < width <= 1:
             raise ConfigError(f"size {text}: a width must be above 0 and at most 1; trained: {', '.join(labels)}")
-        return next((size for size in self.sizes if size.width == width), Size(width))
+        return next((size for size in self.offered if size.width == width), Size(width))
 
     @property
     def levels(self) -> Levels | None:
@@ -110,7 +115,7 @@ class Run:
 
         Args:
             size: a label or a width; by default the largest.
-            budget: instead of a size: the largest trained size that fits it.
+            budget: instead of a size: the largest one offered that fits it.
             robustness: between 0 (accurate) and 1 (robust), if the method offers a choice.
         """
         if size is not None and budget is not None:
@@ -124,9 +129,9 @@ class Run:
             return finished(context, method, self.state, chosen, self._statistics([chosen]))
 
     def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
-        """Write several sizes, by default all trained ones, to one file for `anysize.runtime`."""
+        """Write several sizes, by default all that are offered, to one file for `anysize.runtime`."""
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
-        chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
+        chosen = self.offered if sizes is None else [self.size(size) for size in sizes]
         values: Sequence[float | None] = [None] if levels is None else levels.values
         entries = [
             Entry(
@@ -143,11 +148,11 @@ class Run:
             return write_bundle(entries, path, self.experiment.signature, context.axes, about)
 
     def fitting(self, budget: Budget) -> Size:
-        """The largest trained size that fits a budget."""
-        largest_first = sorted(self.sizes, key=lambda size: size.order, reverse=True)
+        """The largest offered size that fits a budget."""
+        largest_first = sorted(self.offered, key=lambda size: size.order, reverse=True)
         size = best(largest_first, budget, lambda size: self.cost(size).units())
         if size is None:
-            smallest = self.sizes[0]
+            smallest = largest_first[-1]
             least = needs(budget, self.cost(smallest).units())
             raise ConfigError(f"no trained size fits the budget; the smallest, {smallest.label}, needs {least}")
         return size

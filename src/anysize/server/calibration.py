@@ -15,6 +15,7 @@ from anysize.engines.base import Absence, Engine, present
 from anysize.experiment.estimating import Job, jobs, whole
 from anysize.experiment.experiment import Experiment
 from anysize.methods.base import Method
+from anysize.methods.capabilities import offered_sizes
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel
 from anysize.methods.size import Size
@@ -62,7 +63,7 @@ def calibrated(
     if not needs_calibration(context):
         return {}
     found: dict[str, Statistics] = {}
-    wanted = sizes if sizes is not None else method.sizes(context)
+    wanted = sizes if sizes is not None else offered_sizes(method, context)
     todo = jobs(context, method, state, wanted, size_of_group.values())
     ids = {job.label: able(context, fleet, size_of_group, job, round, count) for job in todo}
     absent: list[Absence] = []
