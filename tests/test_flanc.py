@@ -353,7 +353,7 @@ def test_averaged_products_of_more_vectors_than_entries_compose_the_same_weights
 
 
 def client_of(update: Update) -> Client:
-    return Client(update.ticket["client"], 0, Size(update.width), 1, 1, 0)
+    return Client(update.ticket.client, 0, Size(update.width), 1, 1, 0)
 
 
 def test_a_learned_start_is_composed_exactly_where_vectors_span_everything() -> None:

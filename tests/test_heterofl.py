@@ -14,7 +14,7 @@ from torch import nn
 import anysize as az
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import MethodError
-from anysize.methods import HeteroFL
+from anysize.methods import Client, HeteroFL
 from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.methods.training import Tricks
@@ -102,8 +102,9 @@ def test_the_parts_of_updates_are_the_parameters_that_they_change(widths: list[f
     updates = answers(made, PRUNING, state, [{"width": width, "samples": 2} for width in widths])
     before, after = (flatten(one)[0] for one in (state, PRUNING.aggregate(made, state, iter(updates))))
     changed = sum(int((after[name] != before[name]).sum()) for name in before)
-    said = {name: count for update in updates for name, count in PRUNING.parts(made, update.ticket).items()}
-    assert changed == sum(said.values())
+    clients = [Client(i, i, Size(width), 1, 2, 0) for i, width in enumerate(widths)]
+    held = {name for client in clients for name in PRUNING.extract(made, state, client).parts}
+    assert changed == sum(PRUNING.parts(made)[name] for name in held)
     assert sum(before[name].numel() for name in before) == sum(PRUNING.parts(made).values())
 
 
