@@ -804,7 +804,7 @@ def test_a_transformers_sub_models_start_near_the_learned_network_with_attention
     torch.manual_seed(0)
     vit = vit_tiny((1, 8, 8), 10, patch=2, width=24, depth=2, heads=2, expansion=4)
     optimizer = torch.optim.Adam(vit.parameters(), 3e-3)
-    for batch in (part for _ in range(6) for part in torch.randperm(len(x)).split(64)):
+    for batch in (part for _ in range(8) for part in torch.randperm(len(x)).split(64)):
         optimizer.zero_grad()
         nn.functional.cross_entropy(vit(x[batch]), y[batch]).backward()
         optimizer.step()
