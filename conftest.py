@@ -5,4 +5,4 @@ from importlib.util import find_spec
 _FLOWER = find_spec("flwr") is not None
 
 collect_ignore = [] if _FLOWER and find_spec("ray") else ["src/anysize/engines/flower.py"]
-collect_ignore_glob = [] if _FLOWER else ["src/anysize/deploy/*.py", "src/anysize/engines/messages.py"]
+collect_ignore_glob = [] if _FLOWER else ["src/anysize/deploy/*.py", "src/anysize/engines/flower_records.py"]

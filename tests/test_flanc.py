@@ -312,7 +312,7 @@ def own_start(name: str) -> nn.Module:
 def test_composed_weights_start_with_the_spread_of_the_networks_own_start(name: str, start: Any) -> None:
     made = context_of(FLANC(start=start), own_start(name), capacities=[0.25, 0.5, 1.0])
     first = {key: tensor.numpy() for key, tensor in made.context.start().items()}
-    state = made.method.init(made.context)
+    state = made.method.init(with_tricks(made.context, rescaled_init=True))  # every width at the full one's scale
     for width, coefficients in state.coefficients.items():
         for key, u in coefficients.items():
             weight = compose(state.basis[key], u).numpy()
@@ -333,7 +333,7 @@ def test_convolutions_have_as_many_basis_vectors_as_asked_for() -> None:
     factors = made.method.factors(made.context)
     assert (factors["2.weight"].inputs, factors["2.weight"].size) == (8, 96)
     assert (factors["6.weight"].inputs, factors["6.weight"].size) == (16, 15)  # a linear layer: 15 / 16 of its length
-    state = made.method.init(made.context)
+    state = made.method.init(with_tricks(made.context, rescaled_init=True))
     rows = state.basis["2.weight"].numpy().reshape(96, 72)
     np.testing.assert_allclose(rows.T @ rows, np.eye(72), atol=1e-5)
     first = made.context.start()["2.weight"]

@@ -24,7 +24,7 @@ from anysize.wire import dump, flatten
 for extra in ("flwr", "ray"):
     pytest.importorskip(extra, reason="Flower is an extra")
 flower = importlib.import_module("anysize.engines.flower")
-messages = importlib.import_module("anysize.engines.messages")
+messages = importlib.import_module("anysize.engines.flower_records")
 
 
 @pytest.fixture(autouse=True)

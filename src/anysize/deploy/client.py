@@ -19,7 +19,7 @@ from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.deploy.timing import own_latency
 from anysize.elastic.skeleton import weightless
-from anysize.engines.messages import blobs_in, note_in, record, with_note
+from anysize.engines.flower_records import blobs_in, note_in, record, with_note
 from anysize.engines.service import ClientService
 from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief

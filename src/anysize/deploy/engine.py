@@ -19,7 +19,7 @@ from anysize.deploy.roster import Roster
 from anysize.deploy.spool import Spool
 from anysize.devices.fleet import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
-from anysize.engines.messages import blobs_in, note_in, record, with_note
+from anysize.engines.flower_records import blobs_in, note_in, record, with_note
 from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment

@@ -51,7 +51,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
 
-from anysize.engines.messages import packed, unpacked  # noqa: E402
+from anysize.engines.flower_records import packed, unpacked  # noqa: E402
 
 _START_SECONDS = 180
 _POLL_SECONDS = 0.02

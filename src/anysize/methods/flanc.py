@@ -31,8 +31,8 @@ Departures:
   that is asked for, even above R1 k^2 as in Fig. 7c at 75 %.
 - Coefficients start with the variance that gives the composed weight that of the network's own start, layer by layer
   and gate by gate (`first_spreads`). Only mean and variance are the same: R2 vectors for R1 k^2 entries cannot make the
-  entries independent, and a start with a structure (identity, orthogonal rows, a mean) loses it. The authors' networks
-  start at the scale of their own width, as with [tricks] rescaled_init = false; their ResNet's coefficients have
+  entries independent, and a start with a structure (identity, orthogonal rows, a mean) loses it. As the
+  authors' networks, a width starts at its own scale ([tricks] rescaled_init = false); their ResNet's coefficients have
   variance 2 / T, whatever that makes of the composed weight. From pretrained weights, the basis starts with their
   principal directions and every width's coefficients with the nearest fit to its slice.
 - The authors' code always mixes (a convolution with the basis, then a 1 x 1 one); which way is faster depends on the
@@ -97,7 +97,7 @@ from anysize.methods.kit import (
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
-from anysize.methods.training import Batch, Step
+from anysize.methods.training import Batch, Step, Tricks
 from anysize.rng import generator
 from anysize.wire import Tensors, by_prefix
 
@@ -171,6 +171,7 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
     coefficients_rate: Positive = 1.0
 
     summary = "every width composed from one shared orthogonal basis (Mei et al. 2022)"
+    paper = Tricks(rescaled_init=False)
     exceptions: ClassVar[Mapping[str, str]] = {
         "pretrained_start": "composed weights lie in the span of a basis that is smaller than the weight",
     }
