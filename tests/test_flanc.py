@@ -271,7 +271,7 @@ def test_shared_dense_tensors_are_averaged_entry_by_entry_over_all_who_hold_them
 
 def test_nested_coefficients_are_slices_of_the_largest() -> None:
     made = context_of(FLANC(start="nested"))
-    state = made.method.init(made.context)
+    state = made.method.init(with_tricks(made.context, rescaled_init=True))
     small, large = (state.coefficients[width]["2.weight"].numpy() for width in ("0.25", "1.0"))
     np.testing.assert_allclose(small, large[: small.shape[0], : small.shape[1]], rtol=1e-6)
     own = FLANC(start="nested").init(with_tricks(made.context, rescaled_init=False))
