@@ -50,7 +50,7 @@ tune = { "training.learning_rate" = [0.05, 0.1] }
 
 [compare.settings]
 iid = { data.split = "iid" }
-"Dirichlet 0.3" = { "data.split" = "dirichlet", "data.alpha" = 0.3, devices.distribution = "two-type" }
+"Dirichlet 0.3" = { "data.split" = "dirichlet", "data.alpha" = 0.3, devices.distribution = "two-type", devices.distribution_options.weak = 0.5 }
 """
 
 
@@ -325,7 +325,7 @@ def test_a_comparison_that_was_ended_goes_on_and_repeats_nothing(tmp_path: Path,
     _, said = process.communicate(timeout=60)
     assert process.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL)
     if end == signal.SIGINT:
-        assert "go on with the same command" in said
+        assert "continue with the same command" in said
         assert "Traceback" not in said
     wait_for(lambda: all(is_free(tmp_path / "all", path) for path in events_of(tmp_path / "all", "end")))
     before = {path for path, count in events_of(tmp_path / "all", "end").items() if count}
