@@ -50,7 +50,9 @@ tune = { "training.learning_rate" = [0.05, 0.1] }
 
 [compare.settings]
 iid = { data.split = "iid" }
-"Dirichlet 0.3" = { "data.split" = "dirichlet", "data.alpha" = 0.3, devices.distribution = "two-type", devices.distribution_options.weak = 0.5 }
+[compare.settings."Dirichlet 0.3"]
+data = { split = "dirichlet", alpha = 0.3 }
+devices = { distribution = "two-type", distribution_options.weak = 0.5 }
 """
 
 

@@ -77,7 +77,7 @@ def parsed(command: str) -> tuple[ExperimentConfig, list[str]]:
     assert words[1] in ("run", "compare", "plan"), command
     assert not set(words) & {"...", "NAME", "FILE"} or "runs/study/NAME" in command
     overrides = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
-    known = {"--set", "--out", "--methods", "--seeds"}
+    known = {"--set", "--out", "--methods", "--seeds", "--only"}
     assert {word for word in words if word.startswith("--")} <= known, command
     config = configs.load(FOLDER.parent / words[2], overrides)
     methods = words[words.index("--methods") + 1].split(",") if "--methods" in words else [config.method.name]
