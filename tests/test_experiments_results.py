@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from pathlib import Path
 from statistics import mean
 
 import pytest
+
+from anysize import config
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 WIDTHS = ("0.125", "0.25", "0.5", "1.0")
@@ -40,6 +43,20 @@ def one(found: list[dict[str, str]], column: str = "accuracy", **where: str) -> 
     values = [row[column] for row in found if all(row[key] == value for key, value in where.items())]
     assert len(values) == 1, where
     return values[0]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/results/*.csv")), ids=lambda path: path.stem)
+def test_every_row_names_a_command_that_can_be_given(path: Path) -> None:
+    found = {row["command"] for row in rows(path.parents[1].name, path.stem)}
+    unknown = found & {"not recorded"}
+    assert not unknown or '"not recorded"' in (path.parents[1] / "README.md").read_text()
+    for command in found - unknown:
+        words = shlex.split(command.partition(" && ")[0])
+        assert (FOLDER.parent / words[2 if words[0] == "anysize" else 1]).is_file(), command
+        if words[0] == "anysize":
+            assert words[1] in ("run", "compare", "plan"), command
+            overrides = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+            config.load(FOLDER.parent / words[2], overrides)
 
 
 def test_elf_on_fashion_mnist() -> None:

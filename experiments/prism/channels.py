@@ -59,7 +59,8 @@ def hits(network: nn.Module, x: Tensor, y: Tensor) -> int:
 
 def main(setting: str, seeds: list[str]) -> None:
     file, changes = SETTINGS[setting]
-    print("data,channels,seed,rounds,size,held_out,test,parameters,train_macs,seconds", flush=True)
+    print("data,channels,seed,rounds,size,held_out,test,parameters,train_macs,seconds,command", flush=True)
+    command = f"python experiments/prism/channels.py {setting} {' '.join(seeds)}"
     for seed in seeds:
         for name, options in CHOICES.items():
             began = time.perf_counter()
@@ -79,7 +80,7 @@ def main(setting: str, seeds: list[str]) -> None:
                     found = [accuracy(network, part) for part in (held, [evaluation_part(run.experiment)])]
                     about = f"{cost.parameters},{cost.training_macs},{time.perf_counter() - began:.0f}"
                     measured = f"{size.label},{found[0]:.1f},{found[1]:.1f}"
-                    print(f'{setting},"{name}",{seed},{run.round},{measured},{about}', flush=True)
+                    print(f'{setting},"{name}",{seed},{run.round},{measured},{about},{command}', flush=True)
 
 
 if __name__ == "__main__":
