@@ -84,19 +84,27 @@ def parsed(command: str) -> tuple[ExperimentConfig, list[str]]:
     return config, methods
 
 
-def named(path: Path) -> Any:
-    heavy = configs.load(path).model.name in HEAVY
-    return pytest.param(path, id=f"{path.parent.name}/{path.stem}", marks=[pytest.mark.slow] if heavy else [])
+def named(paths: list[Path], *keys: str) -> list[Any]:
+    """The paths as parameters; heavy ones are slow, and all but the first with the same names in these tables."""
+    seen: set[tuple[str, ...]] = set()
+    found = []
+    for path in paths:
+        config = configs.load(path)
+        kind = tuple(getattr(config, key).name for key in keys)
+        slow = config.model.name in HEAVY or kind in seen
+        seen.add(kind)
+        found.append(pytest.param(path, id=f"{path.parent.name}/{path.stem}", marks=[pytest.mark.slow] if slow else []))
+    return found
 
 
 def test_all_papers_have_files_and_commands() -> None:
     assert len(FILES) >= 30
-    assert {path.parent.name for path in FILES} == {"elf", "flanc", "prism", "splitmix"}
+    assert {path.parent.name for path in FILES} == {"benchmark", "elf", "flanc", "prism", "splitmix"}
     assert len(COMMANDS) >= 90
     assert all(path.read_text().startswith("# ") for path in FILES)
 
 
-@pytest.mark.parametrize("path", [named(path) for path in FILES])
+@pytest.mark.parametrize("path", named(FILES, "data"))
 def test_a_file_is_planned_without_its_data(path: Path) -> None:
     config = small(configs.load(path))
     made = plan(Experiment.from_config(config))
