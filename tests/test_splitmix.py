@@ -535,3 +535,13 @@ def test_domains_are_tested_apart_and_together() -> None:
 
 def perceptron_for_rows() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_biases_of_the_classifier_start_apart_but_from_the_same_law() -> None:
+    context = context_of(SplitMix(), [0.25, 1.0])
+    state = SplitMix().init(context)
+    (name,) = [name for name in context.axes.head if context.start()[name].dim() == 1]
+    first = [own[name].tolist() for own in state.bases.values()]
+    assert len({tuple(biases) for biases in first}) > 1
+    assert all(sorted(biases) == sorted(context.start()[name].tolist()) for biases in first)
+    assert first[0] == context.start()[name].tolist()

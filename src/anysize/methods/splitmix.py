@@ -20,7 +20,8 @@ Eq. (1) and Algorithm 4 -> `objectives.adversarial`; Eq. (2) -> `elastic.norm.mi
 Departures: the paper's line 8 divides by zero for a base that no client trained; here the base keeps its value, as in
 the authors' code. Bases are not drawn one by one but are the blocks of channels of one full-width start, whose entries
 are independent draws at the full width's scale: the same distribution, for any network and any initialisation; if the
-channels do not divide evenly, blocks share some. The authors' masked loss masks by the classes of the current batch,
+channels do not divide evenly, blocks share some; the classifier's biases, which have no channels, are in another order
+in every base. The authors' masked loss masks by the classes of the current batch,
 ours by the classes of the client, as HeteroFL's does and the paper says. `rescale_layer` divides the outputs of
 narrowed layers by r in training only, as in the authors' code; it is off by default, since the paper finds that it
 changes nothing if statistics are the batch's and ruins those tracked in training. The authors train bases one after
@@ -129,7 +130,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         width, count = self._width(context), self._count(context)
         self._fitting(context, context.sizes[0])
         parts = split(context.axes, width, count)
-        bases = {str(i): first_tensors(context, width, kept) for i, kept in enumerate(parts)}
+        bases = {str(i): starting_apart(context, first_tensors(context, width, own), i) for i, own in enumerate(parts)}
         _check_alike(bases)
         if self.dual_norm:
             bases = {name: dual_tensors(own, context.skeleton(width)) for name, own in bases.items()}
@@ -351,6 +352,18 @@ def _looking_at_bases(tricks: Tricks) -> list[str]:
     """The chosen tricks that need each base as a separate network."""
     chosen = [f.name for f in fields(tricks) if f.name not in _HARMLESS and getattr(tricks, f.name) != f.default]
     return chosen + (["batch_norm"] if tricks.batch_norm == "local" else [])
+
+
+def starting_apart(context: Context, tensors: Tensors, base: int) -> Tensors:
+    """A base's first tensors; the biases of the classifier, which every base would have alike, in an order of its own.
+
+    A learned start stays as it is.
+    """
+    biases = [name for name in context.axes.head if tensors[name].dim() == 1]
+    if base == 0 or context.pretrained or not biases:
+        return tensors
+    order = torch.randperm(len(tensors[biases[0]]), generator=generator(context.seed, "head biases", base))
+    return tensors | {name: tensors[name][order] for name in biases}
 
 
 def _named(bases: Iterable[int], state: SplitMixState) -> Tensors:
