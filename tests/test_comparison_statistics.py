@@ -17,11 +17,12 @@ import pytest
 
 import small
 from anysize.comparisons.comparison import MEAN, Comparison, tabulate
+from anysize.comparisons.files import write
 from anysize.comparisons.outcomes import Outcome
 from anysize.comparisons.page import render
 from anysize.comparisons.statistics import at_cost, best, first_reached, paired, spread
 from anysize.comparisons.tuning import Choice
-from anysize.comparisons.writing import to_csv, to_latex, write
+from anysize.comparisons.writing import to_csv, to_latex
 from anysize.config.compare import CompareConfig
 from anysize.errors import ConfigError
 

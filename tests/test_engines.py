@@ -262,7 +262,7 @@ def test_a_client_without_a_held_out_share_is_named() -> None:
 
     state = made.method.init(made.context)
     message = made.method.extract(made.context, state, clients(made)[0])
-    with pytest.raises(DataError, match="client 0 has no held-out share"):
+    with pytest.raises(DataError, match="client 0 has no holdout"):
         evaluate(made.context, made.method, message, made.shares.share(0), {})
 
 

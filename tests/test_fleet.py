@@ -260,7 +260,7 @@ def test_devices_are_told_every_value_and_follow_no_defaults_of_their_own(tmp_pa
     wire = Wire(home)
     experiment, ours = made(home, wire, tmp_path)
     ours.fleet(1, experiment.fleet)
-    told = tomllib.loads(messages.note_in(wire.sent[0][2])["hello"]["config"])
+    told = tomllib.loads(messages.note_in(wire.sent[0][2])["hello"]["brief"]["config"])
     assert told["tricks"] == asdict(experiment.tricks)
     assert told["method"] == {"name": "heterofl", **asdict(HeteroFL())}
 
@@ -487,7 +487,7 @@ def test_whatever_goes_wrong_costs_one_device_its_update_and_is_named(tmp_path: 
     "answer, why",
     [
         (lambda note, blobs: (note, []), "0 answers to 1"),
-        (lambda note, blobs: ({"notes": [3]}, blobs), "3 is no ticket"),
+        (lambda note, blobs: ({"notes": [3]}, blobs), "3 is not a ticket"),
         (lambda note, blobs: ({"notes": "no"}, blobs), "answers to"),
         (lambda note, blobs: (note, [b"rubbish"]), "damaged"),
         (lambda note, blobs: (note, [blobs[0][:-1]]), "damaged"),

@@ -173,7 +173,7 @@ def compare(
     )
     made = compare_directories(sources, request) if sources[0].is_dir() else compare_file(sources, request, _pool)
     from anysize.cli.comparing import print_comparison
-    from anysize.comparisons.writing import write_to
+    from anysize.comparisons.files import write_to
 
     if to is not None:
         write_to(made, to)

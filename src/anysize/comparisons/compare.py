@@ -14,12 +14,12 @@ from anysize import config as configs
 from anysize.comparisons import locks, outcomes, working
 from anysize.comparisons.cells import TUNING, Cell, cells, plan_tables
 from anysize.comparisons.comparison import Comparison, tabulate
+from anysize.comparisons.files import write
 from anysize.comparisons.jobs import run_in_processes
 from anysize.comparisons.outcomes import Outcome
 from anysize.comparisons.tuning import Choice, chosen
 from anysize.comparisons.watching import watching
 from anysize.comparisons.working import OnRunEvent, Workshop
-from anysize.comparisons.writing import write
 from anysize.config.compare import CompareConfig
 from anysize.config.own_code import look_in
 from anysize.config.tables import ExperimentConfig

@@ -6,45 +6,11 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
-from pathlib import Path
 from typing import Any
 
 from anysize.comparisons.comparison import MEAN, ROW_COLUMNS, AtCost, Comparison, Difference, Reached, Row
 from anysize.comparisons.statistics import best
-from anysize.errors import UsageError
 from anysize.report.tables import csv_text
-from anysize.runs.directory import make, write_text
-
-JSON, CSV, HTML = "compare.json", "compare.csv", "compare.html"
-TABLES = "compare"
-"""The folder with the values of the page's further tables."""
-
-
-def write(made: Comparison) -> None:
-    """Puts compare.json, compare.csv and compare.html into the comparison's folder, and further tables as CSV."""
-    from anysize.comparisons.page import render
-
-    make(made.directory / TABLES)
-    write_text(made.directory / JSON, to_json(made))
-    write_text(made.directory / CSV, to_csv(made))
-    for name, text in tables(made):
-        write_text(made.directory / TABLES / f"{name}.csv", text)
-    write_text(made.directory / HTML, render(made))
-
-
-def write_to(made: Comparison, path: Path) -> None:
-    """Writes the comparison to a file of a user's choice, by its ending."""
-    from anysize.comparisons.page import render
-
-    kinds = {".tex": to_latex, ".csv": to_csv, ".json": to_json, ".html": render}
-    write_text(path, kinds[checked(path).suffix](made))
-
-
-def checked(path: Path) -> Path:
-    """The path, whose ending says what to write."""
-    if path.suffix not in (".tex", ".csv", ".json", ".html"):
-        raise UsageError(f"--to {path}: allowed endings: .tex, .csv, .json, .html")
-    return path
 
 
 def to_json(made: Comparison) -> str:
