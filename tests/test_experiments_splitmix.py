@@ -33,8 +33,8 @@ def test_every_file_has_a_command_and_every_command_a_folder_of_its_own() -> Non
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_starts(command: str) -> None:
     config, _ = parsed(command)
-    if config.data.name == "domainnet":  # its folders of images are tested in test_data.py
-        assert plan(Experiment.from_config(config))["groups"]
+    if config.data.name == "domainnet":  # test_data.py has its folders of images, test_experiments_all.py its plan
+        assert Experiment.from_config(config).method is not None
         return
     experiment = Experiment.from_config(configs.loads(configs.dumps(config), short(config)))
     if "norms" not in command or "local" in command:  # the start of the others is the same
