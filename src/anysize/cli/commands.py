@@ -202,6 +202,9 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up"):
         table.add_column(column, justify="right")
     for group in made["groups"]:
+        if group["sits_out"] is not None:
+            table.add_row(escape(group["name"]), str(group["clients"] or "any"), "sits out")
+            continue
         cells = [f"{group['parameters']:,}", *(count_text(group[key]) for key in ("macs", "training_macs"))]
         cells += [bytes_text(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
         table.add_row(escape(group["name"]), str(group["clients"] or "any"), shape_text(group), *cells)

@@ -211,6 +211,8 @@ class DevicesConfig(Table):
     """Bandwidth from the server: one for all, or a list parallel to capacities."""
     available: Probability = 1.0
     """Probability that a device can take part in a round: one for all, or a list parallel to capacities."""
+    infeasible: Literal["error", "skip"] = "error"
+    """A device group for which no size fits its budget: refuse the experiment, or let the group sit out."""
     share: Annotated[tuple[Literal["samples", "labels"], ...], Field(strict=False), AfterValidator(distinct)] = ()
     """With data.name = "devices": what a device may tell about its data: how many samples, which classes."""
     file: Name | None = None
@@ -298,6 +300,8 @@ class DevicesConfig(Table):
             yield from self._per_group_problems(self.clients_per_round)
         if self.cover and self.redraw != "round":
             yield 'devices.cover: needs redraw = "round"; capacities that never change cannot be drawn again'
+        if self.cover and self.infeasible == "skip":
+            yield 'devices.cover: needs infeasible = "error"; a group that sits out is never among the participants'
         if self.assignment != "group":
             return
         sized = any(group.clients is not None or group.fraction is not None for group in self.groups)

@@ -41,6 +41,7 @@ class Fleet:
         per_group: How many clients of each group a round asks, in the order of `groups`; empty: any.
         present: On a fleet of real devices, the clients that are connected; None: all.
         names: On a fleet of real devices, the name of every client that ever joined.
+        idle: The names of the groups that sit out, because no size fits their budget.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> {group.name: group.clients for group in fleet.groups}
@@ -60,6 +61,7 @@ class Fleet:
     per_group: tuple[int, ...] = ()
     present: frozenset[int] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
+    idle: frozenset[str] = frozenset()
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def shuffled(self, round: int, purpose: str) -> Iterator[int]:
@@ -84,21 +86,26 @@ class Fleet:
         attempt = self._covering_attempt(round) if self.cover else 0
         return self.groups[self._draw(client, round, attempt)]
 
+    def sits_out(self, client: int, round: int) -> bool:
+        """Whether no size fits what a client can afford in a round: it then trains and evaluates nothing."""
+        return bool(self.idle) and self.group_of(client, round).name in self.idle
+
     def participants(self, round: int) -> list[int]:
         """The distinct clients that take part in a round, in ascending order.
 
-        They are drawn one by one, skipping clients that are not available in this round. If fewer than `per_round` are
-        available, all of them take part; that may be nobody.
+        They are drawn one by one, skipping clients that sit out or are not available in this round. If fewer than
+        `per_round` are available, all of them take part; that may be nobody.
         """
         always = all(group.available >= 1 for group in self.groups)
         if always and self.per_round == self.clients and self.present is None:
-            return list(range(self.clients))
+            return [client for client in range(self.clients) if not self.sits_out(client, round)]
         chosen: list[int] = []
         left = list(self.per_group)
         for client in self.shuffled(round, "participants"):
             if len(chosen) == self.per_round:
                 break
-            if (always or self._available(client, round)) and self._wanted(client, left):
+            able = not self.sits_out(client, round) and (always or self._available(client, round))
+            if able and self._wanted(client, left):
                 chosen.append(client)
         return sorted(chosen)
 

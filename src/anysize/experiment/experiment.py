@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch import Tensor
 from anysize.config.tables import ExperimentConfig
 from anysize.cost.count import Cost, measure
 from anysize.data import Part, stand_in
+from anysize.devices.fleet import Fleet
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow
 from anysize.elastic.tracing.forward import without_data
 from anysize.errors import ConfigError, DataError, ModelError
 from anysize.experiment.lookup import prepared
 from anysize.experiment.setup import Setup
-from anysize.experiment.sizes import solve_sizes
+from anysize.experiment.sizes import Solved, solve_sizes
 from anysize.methods import Method
 from anysize.methods.context import Context
 from anysize.methods.size import Size
@@ -40,7 +42,11 @@ class Experiment(Setup):
 
     def notices(self) -> list[str]:
         """Notices for the user before the first round."""
-        found = self.method.notices(self.context)
+        found = [
+            f"device group '{name}' sits out (devices.infeasible = \"skip\"): {why}"
+            for name, why in self.solved.idle.items()
+        ]
+        found += self.method.notices(self.context)
         if self.context.tricks.batch_norm == "local" and batch_norms(self.context.template):
             found.append(
                 'batch_norm = "local": norm layers never leave the clients, so a customised network and the test on '
@@ -78,7 +84,7 @@ class Experiment(Setup):
         other = self.anew(config)
         other.tabulates = self.tabulates
         other._live.pop("method", None)
-        shared = ("task", "source", "tested", "shares", "fleet", "signature", "model")
+        shared = ("task", "source", "tested", "shares", "described", "signature", "model")
         other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
         return other
 
@@ -108,10 +114,22 @@ class Experiment(Setup):
         by_label = {size.label: size for size in self.size_of_group.values()}
         return tuple(sorted(by_label.values(), key=lambda size: size.order))
 
-    @cached_property
+    @property
     def size_of_group(self) -> dict[str, Size]:
-        """The size that each device group trains."""
-        return solve_sizes(self, self.table, self.fleet.groups)
+        """The size that each device group trains; a group that sits out has none."""
+        return self.solved.sizes
+
+    @cached_property
+    def solved(self) -> Solved:
+        """The size that each device group trains, and the groups that sit out."""
+        return solve_sizes(self, self.table, self.described.groups)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The devices, and who of them sits out."""
+        if self.config.devices.infeasible == "error":
+            return self.described
+        return replace(self.described, idle=frozenset(self.solved.idle))
 
     @cached_property
     def table(self) -> Table | None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
-from anysize.cost.count import trained
+from anysize.cost.count import Cost, trained
 from anysize.errors import DataError
 from anysize.experiment.estimating import estimates
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.methods.capabilities import Factored, Searched, asks_held_out
+from anysize.methods.size import Size
 from anysize.wire import Json
+
+_NOTHING: Json = {"size": None, "width": None, "depth": None, "mask": None, "ways": {}} | dict.fromkeys(
+    field.name for field in fields(Cost)
+)
+"""What a device group trains that sits out."""
 
 
 def plan(experiment: Experiment) -> Json:
@@ -21,21 +27,16 @@ def plan(experiment: Experiment) -> Json:
     costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
     groups = []
     for group in experiment.fleet.groups:
-        size = experiment.size_of_group[group.name]
-        groups.append(
-            {
-                "name": group.name,
-                "size": size.label,
-                "width": trained(experiment.method, context, size).width,
-                "depth": size.depth,
-                "mask": size.mask,
-                "capacity": group.capacity,
-                "budget": None if group.budget is None else group.budget.limits(),
-                "clients": group.clients or None,  # unknown before the clients of a real fleet connect
-                "ways": dict(experiment.method.ways(context, size)) if isinstance(experiment.method, Factored) else {},
-            }
-            | asdict(costs[size.label])
-        )
+        size = experiment.size_of_group.get(group.name)
+        about: Json = {
+            "name": group.name,
+            "capacity": group.capacity,
+            "budget": None if group.budget is None else group.budget.limits(),
+            "clients": group.clients or None,  # unknown before the clients of a real fleet connect
+            "sits_out": experiment.solved.idle.get(group.name),
+        }
+        found = _NOTHING if size is None else _trains(experiment, size, costs[size.label])
+        groups.append(about | found)
     table = context.table
     return {
         "groups": groups,
@@ -44,6 +45,18 @@ def plan(experiment: Experiment) -> Json:
         "statistics": estimates(experiment, state),
         "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
     }
+
+
+def _trains(experiment: Experiment, size: Size, cost: Cost) -> Json:
+    """The size that a device group trains, and what it costs."""
+    method, context = experiment.method, experiment.context
+    return {
+        "size": size.label,
+        "width": trained(method, context, size).width,
+        "depth": size.depth,
+        "mask": size.mask,
+        "ways": dict(method.ways(context, size)) if isinstance(method, Factored) else {},
+    } | asdict(cost)
 
 
 def _unmeasurable(experiment: Experiment) -> list[str]:

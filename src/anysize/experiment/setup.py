@@ -251,8 +251,8 @@ class Setup:
         )
 
     @cached_property
-    def fleet(self) -> Fleet:
-        """The devices; on a fleet, those of the plan, since nobody knows yet which will join."""
+    def described(self) -> Fleet:
+        """The devices as the file describes them; on a fleet, those of the plan, since nobody knows who will join."""
         if not len(self.shares):
             return open_fleet(self.config.devices, self.config.seed)
         by_group = self.config.devices.assignment == "group"

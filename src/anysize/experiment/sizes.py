@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anysize.cost.budgets import as_budget, best, needs, next_below, untimed
@@ -31,10 +31,27 @@ def choices_of(method: Method[Any], context: Context) -> Sequence[Size]:
     return method.choices(context) if isinstance(method, Searched) else [Size(width) for width in reversed(GRID)]
 
 
-def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]) -> dict[str, Size]:
+@dataclass(frozen=True)
+class Solved:
+    """What the device groups train.
+
+    Attributes:
+        sizes: the size of each group that trains.
+        idle: the groups that sit out, each with the reason.
+    """
+
+    sizes: dict[str, Size]
+    idle: dict[str, str]
+
+
+def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]) -> Solved:
     """The best of the method's choices that each group's budget, or its fraction of the full cost, allows.
 
     For a device group with a plain capacity, the method decides.
+
+    Raises:
+        ConfigError: the method offers no choice that a group asks for, or no choice fits a group's budget; with
+            devices.infeasible = "skip" such a group sits out, unless all would.
     """
     unit = setup.config.devices.capacity_of
     method = setup.method
@@ -50,6 +67,7 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
         return costs[size]
 
     solved: dict[str, Size] = {}
+    idle: dict[str, str] = {}
     allowed: dict[str, list[Size]] = {}
     budgets: dict[str, Budget] = {}
     problems = []
@@ -62,17 +80,32 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
         budget = as_budget(capacity, group.budget, unit, lambda: units(Size(1.0)))
         choices = [size for size in choices_of(method, context) if _asked(group, size)]
         problem = _no_choice(setup, table, group, budget, choices)
-        size = None if problem else best(choices, budget, units)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        size = best(choices, budget, units)
         if size is None:
-            least = "" if problem else needs(budget, *map(units, choices))
-            problems.append(problem or f"devices: group '{group.name}' can train no size; the smallest needs {least}")
+            idle[group.name] = f"can train no size; the smallest needs {needs(budget, *map(units, choices))}"
             continue
         solved[group.name] = _labelled(size, group)
         if budget is not None:
             allowed[group.name], budgets[group.name] = choices, budget
+    skips = setup.config.devices.infeasible == "skip"
+    _refuse(problems + ([] if skips else _infeasible(idle)))
+    sizes = lowered(setup, table, solved, budgets, allowed, idle)
+    _refuse([] if skips and sizes else _infeasible(idle))
+    return Solved(sizes, idle)
+
+
+def _infeasible(idle: Mapping[str, str]) -> list[str]:
+    """A line for each group that nothing fits."""
+    return [f"devices: group '{name}' {why}" for name, why in idle.items()]
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    """Raise a `ConfigError` if there are problems."""
     if problems:
         raise ConfigError("\n".join(problems))
-    return lowered(setup, table, solved, budgets, allowed)
 
 
 def _no_choice(
@@ -119,12 +152,14 @@ def lowered(
     solved: dict[str, Size],
     budgets: Mapping[str, Budget],
     allowed: Mapping[str, list[Size]],
+    idle: dict[str, str],
 ) -> dict[str, Size]:
     """The sizes, lowered among the choices until each fits its budget in the resulting fleet.
 
+    A group that nothing fits there has no size; it is added to `idle`, with the reason.
     The cost of a size may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
     """
-    while budgets:
+    while budgets := {name: budget for name, budget in budgets.items() if name in solved}:
         context = setup.context_for(tuple(sorted(set(solved.values()), key=lambda size: size.order)), table)
         state = setup.method.init(context)
         costs = {name: setup.cost_in(context, solved[name], state).units() for name in budgets}
@@ -136,8 +171,8 @@ def lowered(
             below = next_below(solved[name], allowed[name])
             if below is None:
                 least = needs(budgets[name], costs[name])
-                raise ConfigError(
-                    f"devices: group '{name}' can train no size in this fleet; the smallest needs {least}"
-                )
-            solved[name] = replace(below, name=below.name or name)
+                idle[name] = f"can train no size in this fleet; the smallest needs {least}"
+                del solved[name]
+            else:
+                solved[name] = replace(below, name=below.name or name)
     return solved

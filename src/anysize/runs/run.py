@@ -246,7 +246,8 @@ class Run:
         experiment, count = self.experiment, self.config.evaluation.calibration_clients
         shares, batch = experiment.shares, self.config.training.batch_size
         random = generator(self.config.seed, self.round, "untrained")
-        chosen = torch.randperm(len(shares), generator=random)[:count].tolist()
+        order, fleet = torch.randperm(len(shares), generator=random).tolist(), experiment.fleet
+        chosen = [client for client in order if not fleet.sits_out(client, self.round)][:count]
         parts = [shares.share(client).train for client in chosen]
         most = self.config.evaluation.calibration_samples
         orders = [torch.randperm(len(part), generator=random)[:most] for part in parts]

@@ -361,10 +361,12 @@ class _Runner:
         config, context = experiment.config, experiment.context
         groups = []
         for group in experiment.fleet.groups:
-            size = experiment.size_of_group[group.name]
+            size = experiment.size_of_group.get(group.name)
             budget = None if group.budget is None else group.budget.limits()
-            about = {"name": group.name, "label": group.label, "size": size.label, "clients": group.clients or None}
-            groups.append(about | {"capacity": group.capacity, "budget": budget} | asdict(self._costs[size.label]))
+            about: Json = {"name": group.name, "label": group.label, "size": size.label if size else None}
+            about |= {"clients": group.clients or None, "capacity": group.capacity, "budget": budget}
+            sits_out = experiment.solved.idle.get(group.name)
+            groups.append(about | (asdict(self._costs[size.label]) if size else {"sits_out": sits_out}))
         return {
             "event": "start",
             "name": config.name,

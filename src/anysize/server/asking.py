@@ -19,10 +19,12 @@ def client_of(context: Context, id: int, size: Size, round: int, job: str) -> Cl
 
 
 def draws(context: Context, fleet: Fleet, round: int, count: int, purpose: str) -> list[int]:
-    """Distinct client ids in random order: all of them if there are few, else enough to choose from."""
+    """Distinct clients that do not sit out, in random order: all if there are few, else enough to choose from."""
     if fleet.present is not None:
         return list(fleet.shuffled(round, purpose))
     random = generator(context.seed, round, purpose)
     if fleet.clients <= 10_000:
-        return [int(i) for i in torch.randperm(fleet.clients, generator=random)]
-    return list(dict.fromkeys(int(i) for i in torch.randint(fleet.clients, (count * _TRIES,), generator=random)))
+        order = torch.randperm(fleet.clients, generator=random)
+    else:
+        order = torch.randint(fleet.clients, (count * _TRIES,), generator=random)
+    return [client for client in dict.fromkeys(map(int, order)) if not fleet.sits_out(client, round)]

@@ -214,9 +214,10 @@ def judged(
 
 
 def _asked(context: Context, fleet: Fleet, round: int, count: int | None) -> list[int]:
-    """The clients that evaluate on their holdouts: all, or `count`, drawn every round."""
+    """The clients that evaluate on their holdouts: all that do not sit out, or `count`, drawn every round."""
     if count is None or count >= fleet.clients:
-        return list(range(fleet.clients)) if fleet.present is None else sorted(fleet.present)
+        everybody = range(fleet.clients) if fleet.present is None else sorted(fleet.present)
+        return [client for client in everybody if not fleet.sits_out(client, round)]
     return sorted(draws(context, fleet, round, count, "evaluation")[:count])
 
 
