@@ -796,6 +796,7 @@ def test_options_that_would_change_nothing_are_refused_before_a_run_and_borne_in
 # Transformers
 
 
+@pytest.mark.slow  # learns a transformer first
 def test_a_transformers_sub_models_start_near_the_learned_network_with_attention_whole() -> None:
     source = Experiment(data="digits", clients=1, model="vit-tiny", method=PriSM()).data
     assert isinstance(source, Data)
