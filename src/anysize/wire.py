@@ -134,15 +134,6 @@ def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
     return 8 + (length + 7) // 8 * 8 + offset
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The tensors under names with a prefix; `under` is the inverse.
-
-    >>> sorted(prefixed("network.", {"w": torch.ones(1)}))
-    ['network.w']
-    """
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Those of the tensors whose names begin with a prefix, under the rest of their names.
 

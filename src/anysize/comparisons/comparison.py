@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,6 +13,7 @@ from anysize.comparisons.statistics import at_cost, best, first_reached, paired,
 from anysize.comparisons.tuning import Choice
 from anysize.config.compare import CompareConfig
 from anysize.errors import ConfigError, unknown
+from anysize.runs.directory import finite_json
 from anysize.wire import Json
 
 MEAN = "mean of sizes"
@@ -223,7 +223,7 @@ class Comparison:
             "missing": list(self.missing),
             "cells": [_cell_json(outcome) for outcome in self.outcomes],
         }
-        found: Json = _finite(about)
+        found: Json = finite_json(about)
         return found
 
     def _is_average(self, row: Row) -> bool:
@@ -419,16 +419,6 @@ def _order(rows: Sequence[Row], label: str) -> tuple[float, str]:
         return float(label), ""
     except ValueError:
         return float(max((row.parameters or 0 for row in rows if row.size == label), default=0)), label
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 ROW_COLUMNS = tuple(entry.name for entry in fields(Row) if entry.name not in ("seeds", "values", "best_values"))

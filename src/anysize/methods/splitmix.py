@@ -355,7 +355,7 @@ def _looking_at_bases(tricks: Tricks) -> list[str]:
 
 
 def starting_apart(context: Context, tensors: Tensors, base: int) -> Tensors:
-    """A base's first tensors; the biases of the classifier, which every base would have alike, in an order of its own.
+    """A base's first tensors, with the classifier's biases shuffled: otherwise all bases would start with the same.
 
     A learned start stays as it is.
     """

@@ -110,7 +110,7 @@ def write_text(path: Path, text: str) -> None:
 
 def append_event(directory: Path, event: Json) -> None:
     """Append an event as one line; NaN and infinity become null, since JSON cannot hold them."""
-    _append(directory / EVENTS, json.dumps(_finite(event), ensure_ascii=False) + "\n")
+    _append(directory / EVENTS, json.dumps(finite_json(event), ensure_ascii=False) + "\n")
 
 
 def write_analysis(directory: Path, round: int, arrays: Mapping[str, Tensor]) -> None:
@@ -210,11 +210,12 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
+    """The value with None in the place of every number that JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return value

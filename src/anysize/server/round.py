@@ -69,7 +69,7 @@ def run_round(
     """
     tally = Tally()
     sent = _sent(context, method, state, clients, rate, tally)
-    received = _received(method, staged("train", engine.perform(sent)), tally, on_answer)
+    received = _received(staged("train", engine.perform(sent)), tally, on_answer)
     with stage("aggregate"):
         first = next(received, None)
         after = state if first is None else method.aggregate(context, state, chain([first], received))
@@ -90,7 +90,6 @@ def _sent(
 
 
 def _received(
-    method: Method[Any],
     answers: Iterator[Update | Absence],
     tally: Tally,
     on_answer: Callable[[Update | Absence], None],
