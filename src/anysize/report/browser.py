@@ -27,13 +27,13 @@ body {
 }
 main, header, footer { max-width: 1080px; margin: 0 auto; padding: 0 24px; }
 header { padding-top: 40px; }
-h1 { font-size: 30px; line-height: 1.2; request-spacing: -0.015em; margin: 0 0 8px; overflow-wrap: anywhere; }
+h1 { font-size: 30px; line-height: 1.2; letter-spacing: -0.015em; margin: 0 0 8px; overflow-wrap: anywhere; }
 .what { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 .what > span:not(:last-child)::after { content: "\\00b7"; margin: 0 0.35em 0 0.6em; }
 .what b { color: var(--ink); font-weight: 600; }
 .finished { color: var(--good); font-weight: 600; } .running { color: var(--wait); font-weight: 600; }
 section { margin-top: 40px; }
-h2 { font-size: 19px; request-spacing: -0.01em; margin: 0 0 12px; }
+h2 { font-size: 19px; letter-spacing: -0.01em; margin: 0 0 12px; }
 h3 { font-size: 14px; font-weight: 600; margin: 0; }
 .card {
   background: var(--surface); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px 12px;
