@@ -1,0 +1,331 @@
+"""The benchmark's results: finished cells into a CSV, and from it every table and figure that the pages show.
+
+    python experiments/benchmark/results.py gather cifar runs/cifar   # finished cells -> results/cifar.csv
+    python experiments/benchmark/results.py write                     # results/*.csv -> tables and figures
+
+`gather` keeps rows of cells that the folder does not hold. A page names a table by a mark such as
+`<!-- benchmark: cifar, 3 classes -->`; what stands between it and `<!-- end of benchmark -->` is written anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "how-to-choose.md", HERE / "README.md")
+BOUND = "FedAvg, each width"
+WEAKEST = "FedAvg, weakest width"
+TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16"}
+COLUMNS = (
+    *("setting", "method", "seed", "size", "accuracy", "best", "best_round", "learning_rate", "parameters"),
+    *("training_macs", "activation_bytes", "bytes", "inference_bytes", "hours", "machine", "commit", "command"),
+)
+MARK = re.compile(r"(<!-- benchmark: (\w+), (.+?) -->\n)(.*?)(<!-- end of benchmark -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell at one size, as a line of the CSV."""
+
+    setting: str
+    method: str
+    seed: int
+    size: str
+    accuracy: float
+    best: float
+    parameters: int
+    training_macs: int
+    bytes: int
+
+
+# Gathering
+
+
+def gather(name: str, folder: Path) -> None:
+    """Writes the finished cells of a comparison's folder into the CSV, beside those that it holds already."""
+    path = RESULTS / f"{name}.csv"
+    old = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.exists() else []
+    new = list(_finished(name, folder))
+    cells = {(row["setting"], row["method"], str(row["seed"])) for row in new}
+    kept = [row for row in old if (row["setting"], row["method"], row["seed"]) not in cells]
+    RESULTS.mkdir(exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*kept, *new], key=_order))
+    print(f"{path}: {len(cells)} cells of {folder}, {len(kept)} rows kept")
+
+
+def _finished(name: str, folder: Path) -> Iterator[dict[str, object]]:
+    from anysize.comparisons.compare import compare_runs
+    from anysize.comparisons.statistics import best
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
+    for outcome in compare_runs([folder]).outcomes:
+        about = {
+            "setting": outcome.setting,
+            "method": outcome.label,
+            "seed": outcome.seed,
+            "learning_rate": outcome.tuned.get("training.learning_rate", outcome.config.training.learning_rate),
+            "hours": round(sum(event["seconds"] for event in outcome.rounds) / 3600, 3),
+            "machine": _machine(),
+            "commit": commit.strip(),
+            "command": f"anysize compare experiments/benchmark/{name}.toml --only '{outcome.path}'",
+        }
+        for size, curve in outcome.curves.items():
+            top = best(curve, outcome.higher_is_better)
+            cost = outcome.costs[size]
+            yield about | {
+                "size": size,
+                "accuracy": round(curve[-1][1], 5),
+                "best": round(top[1], 5),
+                "best_round": top[0],
+                "bytes": cost["bytes_down"] + cost["bytes_up"],
+                **{key: cost[key] for key in ("parameters", "training_macs", "activation_bytes", "inference_bytes")},
+            }
+
+
+def _machine() -> str:
+    import torch
+
+    models = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    return f"{models[0] if models else 'CPU'}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _order(row: dict[str, object]) -> tuple[object, ...]:
+    return (row["setting"], row["method"], int(str(row["seed"])), float(str(row["size"])))
+
+
+# Reading
+
+
+def read(name: str) -> list[Result]:
+    """All lines of a CSV."""
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return [
+            Result(
+                row["setting"],
+                row["method"],
+                int(row["seed"]),
+                row["size"],
+                float(row["accuracy"]),
+                float(row["best"]),
+                *(int(row[key]) for key in ("parameters", "training_macs", "bytes")),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def methods(results: Sequence[Result]) -> list[str]:
+    """Their labels: the bound first, then the small baselines, then by the mean over all sizes, best first."""
+    labels = {result.method for result in results}
+    fixed = [
+        label for label in (BOUND, WEAKEST, *sorted(label for label in labels if "strong" in label)) if label in labels
+    ]
+    return fixed + sorted(labels - set(fixed), key=lambda label: -mean(_means_by_seed(results, label)))
+
+
+def sizes(results: Sequence[Result]) -> list[str]:
+    return sorted({result.size for result in results}, key=float)
+
+
+def values(results: Sequence[Result], method: str, size: str) -> list[float]:
+    """The accuracies of a method at a size in percent, one per seed."""
+    own = [result for result in results if (result.method, result.size) == (method, size)]
+    return [100 * result.accuracy for result in sorted(own, key=lambda result: result.seed)]
+
+
+def _means_by_seed(results: Sequence[Result], method: str) -> list[float]:
+    own = [result for result in results if result.method == method]
+    seeds = sorted({result.seed for result in own})
+    return [mean(100 * result.accuracy for result in own if result.seed == seed) for seed in seeds]
+
+
+# Tables
+
+
+def table(name: str, setting: str) -> str:
+    """Accuracy of every method at every size, and what its largest size costs a client."""
+    results = [result for result in read(name) if result.setting == setting]
+    columns = sizes(results)
+    real = [method for method in methods(results) if method != BOUND]
+    tops = {size: max(mean(found) for method in real if (found := values(results, method, size))) for size in columns}
+    seeds = sorted({result.seed for result in results})
+    lines = [
+        f"| {TITLES[name]}, {setting} | " + " | ".join(columns) + " | bytes | training MACs |",
+        "| --- |" + " ---: |" * (len(columns) + 2),
+    ]
+    for method in methods(results):
+        cells = [_cell(values(results, method, size), method != BOUND, tops[size], len(seeds)) for size in columns]
+        lines.append(f"| {_shown(method)} | {' | '.join(cells)} | {_costs(results, method)} |")
+    about = f"Test accuracy in % after the last round, mean ± standard deviation over seeds {_listed(seeds)}"
+    return "\n".join([*lines, "", f"{about}. Bytes and MACs: a client of the largest size, a round and a sample.", ""])
+
+
+def _cell(found: Sequence[float], real: bool, top: float, seeds: int) -> str:
+    if not found:
+        return ""
+    text = f"{mean(found):.1f}" + (f" ± {stdev(found):.1f}" if len(found) > 1 else "")
+    text = f"**{text}**" if real and mean(found) == top else text
+    return text if len(found) == seeds else f"{text} ({len(found)} of {seeds} seeds)"
+
+
+def _costs(results: Sequence[Result], method: str) -> str:
+    largest = max((result for result in results if result.method == method), key=lambda result: float(result.size))
+    return f"{largest.bytes / 1e3:,.0f} kB | {largest.training_macs / 1e6:.1f} M"
+
+
+def _shown(method: str) -> str:
+    return method if " " in method else f"`{method}`"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+# The figure
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 300, 44, 34, 40
+LIGHT = ["#0072b2", "#c65200", "#00815e", "#b0558a", "#8a6d00", "#2f7fb5", "#6b4c9a", "#a33b3b"]
+DARK = ["#5fb0e8", "#f08a4b", "#3fcf9f", "#e59cc6", "#e3c04a", "#8fd0f7", "#b59ae0", "#ef8f8f"]
+
+
+def figure(name: str, chosen: Sequence[str]) -> str:
+    """Accuracy over width, a panel per setting, light and dark by the reader's preference."""
+    results = read(name)
+    labels = [label for label in methods(results) if label not in (BOUND, WEAKEST) and "strong" not in label]
+    rows = (len(labels) + 2 + 2) // 3  # of the legend, three in a row
+    height = HEIGHT + 20 * rows + 8
+    width = WIDTH * len(chosen)
+    parts = [_style(len(labels))]
+    for place, setting in enumerate(chosen):
+        own = [result for result in results if result.setting == setting]
+        parts.append(f'<g transform="translate({WIDTH * place} 0)">{_panel(own, setting, labels)}</g>')
+    parts.append(_legend([*labels, BOUND, WEAKEST], width))
+    title = html.escape(f"{TITLES[name]}: accuracy over width")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{title}"><title>{title}</title>{"".join(parts)}</svg>\n'
+    )
+
+
+def _style(count: int) -> str:
+    def colours(palette: Sequence[str], ink: str, grid: str) -> str:
+        lines = "".join(
+            f".m{number}{{stroke:{palette[number % 8]};fill:{palette[number % 8]}}}" for number in range(count)
+        )
+        return f"text{{fill:{ink}}}.grid{{stroke:{grid}}}.bound,.weakest{{stroke:{ink};fill:{ink}}}{lines}"
+
+    fixed = "text{font:12px system-ui,sans-serif;stroke:none}polyline{fill:none!important;stroke-width:2}"
+    fixed += ".bound,.dashed{stroke-dasharray:6 4}.weakest{stroke-dasharray:2 3}.bar{stroke-width:1.2}"
+    dark = f"@media(prefers-color-scheme:dark){{{colours(DARK, '#c9d1d9', '#343b44')}}}"
+    return f"<style>{fixed}{colours(LIGHT, '#424a53', '#e4e6e9')}{dark}</style>"
+
+
+def _panel(results: Sequence[Result], setting: str, labels: Sequence[str]) -> str:
+    columns = sizes(results)
+    every = [result for result in results if "strong" not in result.method]
+    means = [mean(found) for result in every if (found := values(results, result.method, result.size))]
+    low, high = 2 * int(min(means) / 2), 2 * int(max(means) / 2 + 1)
+    xs = {
+        size: LEFT + 24 + (WIDTH - LEFT - 60) * place / max(1, len(columns) - 1) for place, size in enumerate(columns)
+    }
+
+    def y_of(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    step = 2 if high - low <= 12 else 5 if high - low <= 30 else 10
+    parts = [f'<text x="{LEFT}" y="18" style="font-weight:600">{html.escape(setting)}</text>']
+    for value in range(low - low % step + (step if low % step else 0), high + 1, step):
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}"/>'
+        )
+        parts.append(f'<text x="{LEFT - 6}" y="{y_of(value) + 4:.1f}" text-anchor="end">{value} %</text>')
+    parts += [f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{size}</text>' for size, x in xs.items()]
+    parts.append(f'<text x="{(LEFT + WIDTH) / 2:.1f}" y="{HEIGHT - 3}" text-anchor="middle">width</text>')
+    parts.append(_line(results, BOUND, "bound", xs, y_of))
+    if weakest := values(results, WEAKEST, columns[0]):
+        y = y_of(mean(weakest))
+        parts.append(f'<line class="weakest" x1="{xs[columns[0]]:.1f}" x2="{WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    parts += [_line(results, label, _class(number), xs, y_of) for number, label in enumerate(labels)]
+    return "".join(parts)
+
+
+def _class(number: int) -> str:
+    return f"m{number}" + (" dashed" if number >= len(LIGHT) else "")
+
+
+def _line(
+    results: Sequence[Result], method: str, look: str, xs: dict[str, float], y_of: Callable[[float], float]
+) -> str:
+    """A method's means, with a bar of one standard deviation over the seeds."""
+    found = {size: own for size in xs if (own := values(results, method, size))}
+    points = " ".join(f"{xs[size]:.1f},{y_of(mean(own)):.1f}" for size, own in found.items())
+    bars = [
+        f'<line class="{look} bar" x1="{xs[size]:.1f}" x2="{xs[size]:.1f}" y1="{y_of(mean(own) - stdev(own)):.1f}" '
+        f'y2="{y_of(mean(own) + stdev(own)):.1f}"/>'
+        for size, own in found.items()
+        if len(own) > 1
+    ]
+    dots = [
+        f'<circle class="{look}" cx="{xs[size]:.1f}" cy="{y_of(mean(own)):.1f}" r="3"/>' for size, own in found.items()
+    ]
+    return f'<g><polyline class="{look}" points="{points}"/>{"".join(bars)}{"".join(dots)}</g>' if found else ""
+
+
+def _legend(labels: Sequence[str], width: int) -> str:
+    looks = [*(_class(number) for number in range(len(labels) - 2)), "bound", "weakest"]
+    parts = []
+    for number, (label, look) in enumerate(zip(labels, looks)):
+        x, y = 12 + (width - 12) / 3 * (number % 3), HEIGHT + 16 + 20 * (number // 3)
+        parts.append(
+            f'<line class="{look}" x1="{x:.1f}" x2="{x + 22:.1f}" y1="{y - 4}" y2="{y - 4}" stroke-width="2"/>'
+        )
+        parts.append(f'<text x="{x + 28:.1f}" y="{y}">{html.escape(label)}</text>')
+    return "".join(parts)
+
+
+# Writing
+
+
+def shown(page: str) -> str:
+    """The page with the tables that its marks name."""
+    return MARK.sub(lambda found: found[1] + table(found[2], found[3]) + found[5], page)
+
+
+def write() -> None:
+    """Writes every table and figure anew."""
+    for page in PAGES:
+        page.write_text(shown(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, settings in FIGURES.items():
+        (RESULTS / f"{name}.svg").write_text(figure(name, settings), encoding="utf-8")
+
+
+FIGURES: dict[str, tuple[str, ...]] = {}
+"""By data set, the settings that its figure shows; a setting comes in once all of its cells are there."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    match arguments:
+        case ["gather", name, folder]:
+            gather(name, Path(folder))
+        case ["write"]:
+            write()
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,84 @@
+"""The benchmark's tables and figures are made from its CSV files, and the pages hold what is made."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from anysize import config
+from anysize.comparisons.cells import cells
+
+FOLDER = Path(__file__).parents[1] / "experiments" / "benchmark"
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmark_results", FOLDER / "results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+made = script()
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two methods and the bound at two sizes; the second method lacks a seed."""
+    accuracy = {"FedAvg, each width": (0.5, 0.6), "heterofl": (0.4, 0.55), "splitmix": (0.45, 0.5)}
+    monkeypatch.setattr(made, "RESULTS", tmp_path)
+    with (tmp_path / "cifar.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, made.COLUMNS)
+        writer.writeheader()
+        for method, own in accuracy.items():
+            for seed in (0, 1) if method != "splitmix" else (0,):
+                for size, value in zip(("0.5", "1.0"), own):
+                    row = dict.fromkeys(made.COLUMNS, 0) | {"setting": "iid", "method": method, "seed": seed}
+                    row |= {"size": size, "accuracy": value + 0.02 * seed, "best": value, "parameters": 10}
+                    writer.writerow(row | {"bytes": 2_000 if size == "1.0" else 1_000, "training_macs": 3_000_000})
+
+
+@pytest.mark.usefixtures("small")
+def test_a_table_has_means_spreads_and_the_best_that_a_real_fleet_can_do() -> None:
+    head, _, bound, hetero, split, *_ = made.table("cifar", "iid").splitlines()
+    assert head == "| CIFAR-10, 16 x 16, iid | 0.5 | 1.0 | bytes | training MACs |"
+    assert bound == "| FedAvg, each width | 51.0 ± 1.4 | 61.0 ± 1.4 | 2 kB | 3.0 M |"
+    assert hetero == "| `heterofl` | 41.0 ± 1.4 | **56.0 ± 1.4** | 2 kB | 3.0 M |"
+    assert split == "| `splitmix` | **45.0** (1 of 2 seeds) | 50.0 (1 of 2 seeds) | 2 kB | 3.0 M |"
+
+
+@pytest.mark.usefixtures("small")
+def test_a_figure_has_a_line_for_every_method_and_a_point_for_every_size() -> None:
+    drawn = ElementTree.fromstring(made.figure("cifar", ("iid",)))
+    lines = drawn.findall(".//{*}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2]
+    (low, high) = (float(point.split(",")[1]) for point in lines[0].attrib["points"].split())
+    assert high < low  # more accurate is further up
+
+
+@pytest.mark.parametrize("page", made.PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_the_pages_hold_the_tables_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == made.shown(text), "run: .venv/bin/python experiments/benchmark/results.py write"
+
+
+@pytest.mark.parametrize("name", made.FIGURES)
+def test_the_figures_are_those_of_the_results(name: str) -> None:
+    text = (made.RESULTS / f"{name}.svg").read_text(encoding="utf-8")
+    assert text == made.figure(name, made.FIGURES[name])
+
+
+@pytest.mark.parametrize("path", sorted(made.RESULTS.glob("*.csv")), ids=lambda path: path.stem)
+def test_every_result_is_a_cell_of_the_benchmark(path: Path) -> None:
+    known = {(cell.setting, cell.label, cell.seed) for cell in cells(config.load(FOLDER / f"{path.stem}.toml"))}
+    found = made.read(path.stem)
+    assert {(result.setting, result.method, result.seed) for result in found} <= known
+    assert all(0 < result.accuracy <= result.best <= 1 for result in found)
