@@ -105,7 +105,8 @@ def train(
     update = method.pack(module, sub_model)
     # The module trains the next client too, so copy what leaves it.
     tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
-    keep = {name: tensors.pop(name) for name in local}
+    # A client may train another part of the network at each turn: what it keeps of the others stays.
+    keep = {**kept, **{name: tensors.pop(name) for name in local}} if local else {}
     return replace(update, tensors=tensors, keep=keep, **told)
 
 
