@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -16,16 +18,19 @@ import anysize as az
 import small
 from anysize.client import attacks
 from anysize.client.attacks import Attack, pgd, strongest
+from anysize.client.batches import draw
 from anysize.client.objectives import make_objective
-from anysize.elastic.norm import Dual, affine, batch_norms, dual_tensors, fold, mixed_norms, noisy
+from anysize.elastic.norm import Dual, MixedOutputs, affine, batch_norms, dual_tensors, fold, mixed_norms, noisy
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.errors import ConfigError, MethodError
+from anysize.exports.formats import export
 from anysize.methods.size import Size
 from anysize.methods.splitmix import SplitMix
 from anysize.methods.training import Batch, Tricks
 from anysize.runtime import load
 from anysize.tasks import task
 from anysize.testing import check_method
+from anysize.wire import under
 
 Array = NDArray[np.float64]
 
@@ -141,6 +146,25 @@ def test_the_ends_of_the_mixture_are_the_two_branches() -> None:
             assert torch.allclose(mixed_norms(again, float(level)).eval()(x), branch, atol=1e-5)
 
 
+@pytest.mark.parametrize("level", [0.0, 0.3, 1.0])
+def test_mixed_outputs_are_the_weighted_mean_of_the_two_branches(level: float) -> None:
+    dual, x = dual_network().eval(), torch.rand(5, 1, 8, 8, generator=seeded())
+    with torch.no_grad():
+        clean, noised = (branch(x).double().numpy() for branch in (dual, dual.noisy()))
+        again = fill(hollow(dual), tensors_of(dual))
+        assert isinstance(again, Dual)
+        found = MixedOutputs(again, level).eval()(x).numpy()
+    assert not np.allclose(clean, noised)
+    assert np.allclose(found, (1 - level) * clean + level * noised, atol=1e-6)
+
+
+def test_mixed_outputs_share_all_weights_but_the_norms() -> None:
+    dual = dual_network()
+    norms = sum(parameter.numel() for norm in dual.noise.values() for parameter in norm.parameters())
+    plain = sum(parameter.numel() for parameter in dual.network.parameters())
+    assert sum(parameter.numel() for parameter in MixedOutputs(dual, 0.5).parameters()) == plain + norms
+
+
 def test_each_branch_tracks_statistics_of_its_own_inputs_and_shares_all_other_weights() -> None:
     dual = Dual(small.normalised_network()).train()
     alone = small.normalised_network().train()
@@ -181,41 +205,64 @@ def test_a_batch_norm_without_weights_folds_too() -> None:
 ROBUST: dict[str, Any] = {"adversarial": 0.5, "attack_steps": 1, "batch_norm": "tracked"}
 
 
-def test_split_mix_with_dual_batch_norm_keeps_every_law() -> None:
-    check_method(SplitMix(dual_norm=True), tricks=ROBUST)
+@pytest.mark.parametrize(
+    "mixing, batch_norm",
+    [
+        ("norms", "tracked"),
+        pytest.param("outputs", "tracked", marks=pytest.mark.slow),
+        pytest.param("norms", "local", marks=pytest.mark.slow),
+    ],
+)
+def test_split_mix_with_dual_batch_norm_keeps_every_law(mixing: Any, batch_norm: str) -> None:
+    check_method(SplitMix(dual_norm=True, mixing=mixing), tricks={**ROBUST, "batch_norm": batch_norm})
 
 
 @pytest.mark.parametrize(
-    "tricks, words",
+    "options, tricks, words",
     [
-        ({"batch_norm": "tracked"}, "set tricks.adversarial"),
-        ({"adversarial": 0.5}, 'batch_norm = "batch"'),
-        ({**ROBUST, "server_momentum": 0.5}, "server_momentum"),
+        ({}, {"batch_norm": "tracked"}, "set tricks.adversarial"),
+        ({}, {"adversarial": 0.5}, 'batch_norm = "batch"'),
+        ({}, {**ROBUST, "server_momentum": 0.5}, "server_momentum"),
+        ({"mixing": "outputs"}, {**ROBUST, "batch_norm": "local"}, "leaves nothing to mix"),
     ],
 )
-def test_dual_batch_norm_says_what_it_needs(tricks: dict[str, Any], words: str) -> None:
+def test_dual_batch_norm_says_what_it_needs(options: dict[str, Any], tricks: dict[str, Any], words: str) -> None:
     made = small.experiment(
         model={"name": "small-cnn", "options": {"channels": [8, 8]}},
-        method={"name": "splitmix", "dual_norm": True},
+        method={"name": "splitmix", "dual_norm": True, **options},
         tricks=tricks,
     )
     with pytest.raises(MethodError, match=words):
         made.method.init(made.context)
 
 
-@pytest.fixture(scope="module")
-def robust(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
+def robust_run(folder: Path, mixing: str) -> az.Run:
     """Split-Mix on two widths, trained against a small attack, measured under attack."""
     return small.experiment(
         model={"name": "small-cnn", "options": {"channels": [8, 16]}},
-        method={"name": "splitmix", "dual_norm": True},
+        method={"name": "splitmix", "dual_norm": True, "mixing": mixing},
         tricks={**ROBUST, "attack_steps": 2},
         evaluation={"attack": "pgd", "attack_samples": 40, "attack_steps": 2, "robustness": [0.0, 0.5, 1.0]},
         engine={"name": "inprocess"},
         rounds=2,
         evaluate_every=2,
         data={"fraction": 0.3},
-    ).run(tmp_path_factory.mktemp("robust") / "run")
+    ).run(folder)
+
+
+def test_mixing_is_refused_where_there_is_nothing_to_mix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="works with dual_norm = true"):
+        small.experiment(method={"name": "splitmix", "mixing": "outputs"}).run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def robust(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
+    return robust_run(tmp_path_factory.mktemp("robust") / "run", "norms")
+
+
+@pytest.fixture(scope="module")
+def by_outputs(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
+    return robust_run(tmp_path_factory.mktemp("outputs") / "run", "outputs")
 
 
 def test_width_and_robustness_are_customised_jointly(robust: az.Run) -> None:
@@ -240,7 +287,11 @@ def test_a_run_records_the_trade_off_of_every_size(robust: az.Run) -> None:
     assert robust.attack() == event
 
 
-def test_the_bundle_switches_robustness_and_width_without_reading_again(robust: az.Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixing", ["robust", "by_outputs"])
+def test_the_bundle_switches_robustness_and_width_without_reading_again(
+    mixing: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    robust: az.Run = request.getfixturevalue(mixing)
     path = robust.bundle(tmp_path / "net.anysize").path
     network = load(path)
     assert network.levels == (0.0, 1.0)
@@ -252,6 +303,100 @@ def test_the_bundle_switches_robustness_and_width_without_reading_again(robust: 
                 expected = robust.customize(size, robustness=level)(x)
             assert torch.allclose(network.switch(size, level)(x), expected, atol=1e-5)
     assert network.switch("0.5").robustness == 1.0
+
+
+def test_mixing_outputs_changes_what_is_customised_and_not_what_is_trained(robust: az.Run, by_outputs: az.Run) -> None:
+    x = torch.rand(6, 1, 8, 8, generator=seeded())
+    for tensors, others in zip(robust.state.bases.values(), by_outputs.state.bases.values()):
+        assert all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+    def outputs(run: az.Run, level: float) -> Array:
+        with torch.no_grad():
+            return run.customize(1.0, robustness=level)(x).double().numpy()
+
+    clean, noised = outputs(robust, 0.0), outputs(robust, 1.0)
+    assert np.allclose(outputs(by_outputs, 0.4), 0.6 * clean + 0.4 * noised, atol=1e-5)
+    assert not np.allclose(outputs(robust, 0.4), 0.6 * clean + 0.4 * noised, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["net.pt2", "net.onnx", "net.safetensors"])
+def test_mixed_outputs_are_exported(by_outputs: az.Run, tmp_path: Path, name: str) -> None:
+    network, signature = by_outputs.customize(1.0, robustness=0.4), by_outputs.experiment.signature
+    assert export(network, tmp_path / name, signature).difference < 1e-5
+
+
+def test_mixing_outputs_costs_two_passes_and_the_norms_of_both(robust: az.Run, by_outputs: az.Run) -> None:
+    for label in ("0.5", "1.0"):
+        one, two = (run.cost(run.size(label)) for run in (robust, by_outputs))
+        norms = batch_norms(robust.customize(label))
+        extra = sum(4 * (4 * norm.num_features) + 8 for norm in norms)  # four vectors of floats and a counter
+        levels = 4 * len(by_outputs.customize(label).bases) if label == "1.0" else 4
+        assert two.macs == 2 * one.macs
+        assert two.inference_bytes == one.inference_bytes + extra + levels
+        assert (two.bytes, two.training_macs) == (one.bytes, one.training_macs)
+
+
+@pytest.fixture(scope="module")
+def kept_at_home(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
+    """Split-Mix whose batch-norms, both of each, stay with the clients."""
+    return small.experiment(
+        model={"name": "small-cnn", "options": {"channels": [8, 16]}},
+        method={"name": "splitmix", "dual_norm": True},
+        tricks={**ROBUST, "batch_norm": "local"},
+        evaluation={"on": ["clients"]},
+        engine={"name": "inprocess"},
+        rounds=4,
+        evaluate_every=4,
+        data={"fraction": 0.4, "validation": 0.5},
+    ).run(tmp_path_factory.mktemp("local") / "run")
+
+
+def test_local_norms_of_both_branches_never_reach_the_server(kept_at_home: az.Run) -> None:
+    run = kept_at_home
+    fresh = run.experiment.method.init(run.experiment.context)
+    for base, tensors in run.state.bases.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, fresh.bases[base][name]) == ("norm" in name), name
+    with pytest.raises(ConfigError, match="offers no choice"):
+        run.customize(0.5, robustness=0.5)
+    assert any("offer no choice" in text for text in run.experiment.notices())
+
+
+def test_a_client_keeps_the_norms_of_every_base_that_it_ever_trained(kept_at_home: az.Run) -> None:
+    run = kept_at_home
+    for client in range(6):
+        turns = [row["parts"] for event in run.history for row in event["clients"] if row["client"] == client]
+        kept = load_file(run.directory / "kept" / f"{client}-4.safetensors")
+        assert {name.partition(".")[0] for name in kept} == {base for parts in turns for base in parts}
+        for base in {name.partition(".")[0] for name in kept}:
+            norm = "norm1.running_mean"
+            clean, noised = kept[f"{base}.network.network.{norm}"], kept[f"{base}.noise.network:{norm}"]
+            assert not torch.allclose(clean, noised)
+    assert any(len(turns) > 1 and turns[0] != turns[1] for turns in _turns_of_narrow_clients(run))
+
+
+def _turns_of_narrow_clients(run: az.Run) -> list[list[list[str]]]:
+    rows = [row for event in run.history for row in event["clients"] if row["size"] == "0.5"]
+    return [[row["parts"] for row in rows if row["client"] == client] for client in {row["client"] for row in rows}]
+
+
+def test_a_client_is_tested_with_its_own_norms_for_clean_inputs(kept_at_home: az.Run) -> None:
+    run, experiment = kept_at_home, kept_at_home.experiment
+    rows = list(csv.DictReader((run.directory / "clients.csv").open()))
+    assert len(rows) == 6
+    for row in rows:
+        kept = load_file(run.directory / "kept" / f"{row['client']}-4.safetensors")
+        bases = []
+        for base in run.state.order[: 1 if row["size"] == "0.5" else 2]:
+            own = {**run.state.bases[str(base)], **under(f"{base}.", kept)}
+            bases.append(fill(experiment.context.skeleton(0.5), under("network.", own)).eval())
+        held = experiment.shares.share(int(row["client"])).held_out
+        assert held is not None
+        batch = draw(held, torch.arange(len(held)))
+        with torch.no_grad():
+            right = (sum(base(batch.x) for base in bases).argmax(1) == batch.y).float().mean()
+        assert float(row["accuracy"]) == pytest.approx(float(right), abs=1e-6)
 
 
 def test_the_command_line_takes_robustness_and_an_attack(
@@ -282,7 +427,7 @@ def test_every_method_can_be_trained_under_attack(tmp_path: Path, method: str) -
     assert costs[1].training_macs > 2 * costs[0].training_macs
     weights = [next(made.customize(0.5).parameters()) for made in (plain, attacked)]
     assert not torch.equal(*weights)
-    with pytest.raises(ConfigError, match="not trained for a choice"):
+    with pytest.raises(ConfigError, match="offers no choice"):
         attacked.customize(0.5, robustness=0.5)
 
 

@@ -29,7 +29,7 @@ from anysize.deploy.affordable import Costs
 from anysize.devices.budget import UNITS
 from anysize.elastic.depth import Skipped
 from anysize.elastic.ensemble import Ensemble
-from anysize.elastic.norm import batch_norms
+from anysize.elastic.norm import MixedOutputs, batch_norms
 from anysize.elastic.skeleton import tensors_of
 from anysize.errors import AnysizeError
 from anysize.experiment.experiment import evaluation_part
@@ -318,7 +318,7 @@ def misfits_are_refused(trial: Trial) -> str | None:
 def customised_is_ordinary(trial: Trial) -> str | None:
     """A customised network of any size consists of the model's own layer types, or is a mean of such; and it runs."""
     x = torch.rand(3, 1, 8, 8, generator=generator("customised_is_ordinary"))
-    ours = {nn.Identity, Skipped, Ensemble, nn.ModuleList}
+    ours = {nn.Identity, Skipped, Ensemble, MixedOutputs, nn.ModuleList}
     allowed = {type(child) for child in trial.experiment.model.modules()} | ours
     for size in trial.method.sizes(trial.context):
         network = trial.method.customize(trial.context, trial.state, size).eval()

@@ -6,7 +6,8 @@ on the rest of its batch.
 
 A *dual* network has every batch-norm twice, for clean and for noised inputs (Xie, Yuille. "Intriguing Properties of
 Adversarial Training at Scale". ICLR 2020); the two are views of one network. At fixed statistics a batch-norm is affine
-per channel, so a mixture of two *folds* into one ordinary batch-norm.
+per channel, so a mixture of two *folds* into one ordinary batch-norm. The other mixture is that of the two networks'
+outputs.
 """
 
 from __future__ import annotations
@@ -280,6 +281,36 @@ def mixed_norms(dual: Dual, level: float) -> nn.Module:
         ends = zip(affine(clean), affine(noise))
         fold(clean, *((1 - level) * own + level * other for own, other in ends))
     return dual.network
+
+
+class MixedOutputs(nn.Module):
+    """The two branches of a dual network as one ordinary network, which returns a mean of their outputs.
+
+    Attributes:
+        clean: the network with the batch-norms for clean inputs.
+        noisy: the network with those for noised inputs; it shares all other tensors with `clean`.
+        level: the weight of the noised one, a tensor, so that networks of different levels differ in tensors alone.
+
+    >>> dual = Dual(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    >>> mixed = MixedOutputs(dual, 0.3)
+    >>> mixed.noisy[0].weight is mixed.clean[0].weight, mixed.noisy[1].weight is mixed.clean[1].weight
+    (True, False)
+    """
+
+    level: Tensor
+
+    def __init__(self, dual: Dual, level: float) -> None:
+        super().__init__()
+        self.clean = dual.network
+        memo: dict[int, object] = {id(tensor): tensor for tensor in (*self.clean.parameters(), *self.clean.buffers())}
+        memo |= {id(self.clean.get_submodule(unkey(name))): norm for name, norm in dual.noise.items()}
+        self.noisy = copy.deepcopy(self.clean, memo)
+        self.register_buffer("level", torch.tensor(level))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Split-Mix, section 4.3: (1 - level) f_c(x) + level f_n(x)."""
+        output: Tensor = (1 - self.level) * self.clean(x) + self.level * self.noisy(x)
+        return output
 
 
 def affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:

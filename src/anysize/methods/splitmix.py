@@ -14,8 +14,9 @@ Hong, Wang, Wang, Zhou. "Efficient Split-Mix Federated Learning for On-Demand an
 Equation index: Algorithm 1 -> `SplitMix`; its line 7 and 8, the mean of each base over the clients that trained it ->
 `SplitMix.aggregate`; line 9, sorting by validation accuracy -> `SplitMix.finish`; line 11, the mean of logits ->
 `elastic.ensemble.mean_output`; Algorithm 2 -> `sampled_bases`; Algorithm 3 -> `SplitMix.loss`;
-Eq. (1) and Algorithm 4 -> `objectives.adversarial`; Eq. (2) -> `elastic.norm.mixed_norms`. Rescaled initialisation
-(section 4.2) -> [tricks] rescaled_init.
+Eq. (1) and Algorithm 4 -> `objectives.adversarial`; Eq. (2) -> `elastic.norm.mixed_norms`; the mean of the two
+branches' outputs, which section 4.3 names before it -> `elastic.norm.MixedOutputs`. Rescaled initialisation (section
+4.2) -> [tricks] rescaled_init.
 
 Departures: the paper's line 8 divides by zero for a base that no client trained; here the base keeps its value, as in
 the authors' code. Bases are not drawn one by one but are the blocks of channels of one full-width start, whose entries
@@ -29,6 +30,7 @@ another; here they run in one pass where `elastic.grouping` can and where it is 
 rounding.
 The attack's step is 2/255 as in the paper; the authors' code has min(1.25 epsilon, epsilon + 4/255) / steps, which is
 10/255/7 at epsilon 8/255 and 7 steps; [tricks] attack_step = 0.0056 is that, rounded.
+Section 4.3 does not say which outputs it averages; here they are logits, as in line 11 of Algorithm 1.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,7 +48,7 @@ from torch import Tensor, nn
 from anysize.config.values import UpToOne
 from anysize.elastic.ensemble import Networks, bases_within, mixed, split
 from anysize.elastic.grouping import Grouped, grouped, stacked, unstacked
-from anysize.elastic.norm import Dual, batch_norms, dual_tensors, mixed_norms
+from anysize.elastic.norm import Dual, MixedOutputs, batch_norms, dual_tensors, mixed_norms
 from anysize.elastic.scaling import Scaler, narrowed_layers
 from anysize.elastic.skeleton import fill, tensors_of
 from anysize.errors import MethodError
@@ -108,7 +111,10 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         rescale_layer: in training, divide the outputs of narrowed layers by r.
         one_pass: train a client's bases in one pass where that is possible and faster.
         dual_norm: have every batch-norm twice, for clean inputs and for inputs under attack, and mix the two when a
-            network is customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked".
+            network is customised; needs tricks.adversarial (0.5 in the paper) and batch_norm = "tracked", or "local",
+            with which both stay on the client and nothing is mixed.
+        mixing: what dual_norm mixes: "norms" in every layer, which costs as much as one network; "outputs" of the two
+            networks, which costs two forward passes.
     """
 
     base_width: UpToOne = 0.0
@@ -116,11 +122,16 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
     rescale_layer: bool = False
     one_pass: bool = True
     dual_norm: bool = False
+    mixing: Literal["norms", "outputs"] = "norms"
 
     summary = "narrow base networks trained everywhere, mixed on demand (Hong et al. 2022)"
     paper = Tricks(masked_loss=True, batch_norm="batch")
     exceptions = MappingProxyType({"pretrained_start": "a learned network is split, and its parts mixed are not it"})
     reusable = False  # the names of a client's tensors tell which bases it trains
+
+    def ignored(self) -> Iterable[str]:
+        if self.mixing != "norms" and not self.dual_norm:
+            yield f'mixing = "{self.mixing}" works with dual_norm = true, and dual_norm = false'
 
     def sizes(self, context: Context) -> Sequence[Size]:
         return context.sizes
@@ -148,7 +159,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         chosen = sub_model.ticket.more["bases"]
         parts = {str(i): under(f"{i}.", sub_model.tensors) for i in chosen}
         if sub_model.finished:
-            return Networks({name: self._network(context, own, None) for name, own in parts.items()})
+            return Networks({name: self._tested(context, own) for name, own in parts.items()})
         # Whether bases can be grouped is tried with real weights, which a device must not allocate to count a cost.
         counted = any(tensor.is_meta for tensor in sub_model.tensors.values())
         trains = sub_model.ticket.job == "train" and not counted
@@ -233,7 +244,9 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
         return dict.fromkeys(map(str, range(self._count(context))), trained_parameters(self._structure(context)))
 
     def levels(self, context: Context) -> Levels | None:
-        return Levels((0.0, 1.0), mixes=True) if self.dual_norm else None
+        # With local norms the two branches differ on clients alone: whatever the server mixes is the same network.
+        mixes = self.dual_norm and context.tricks.batch_norm != "local"
+        return Levels((0.0, 1.0), mixes=True) if mixes else None
 
     @property
     def finishes(self) -> bool:
@@ -261,12 +274,27 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
                 "splitmix: rescale_layer scales in training only; without batch-norm, or with statistics that are "
                 "tracked in training, the finished network is not the one that was trained (Table 4: about 10 %)"
             )
+        if self.dual_norm and context.tricks.batch_norm == "local":
+            notes.append(
+                'splitmix: dual_norm with tricks.batch_norm = "local": both batch-norms stay on the clients, which are '
+                "tested with the one for clean inputs; customised networks offer no choice of robustness"
+            )
         return notes
 
     def _network(self, context: Context, tensors: Mapping[str, Tensor], level: float | None) -> nn.Module:
-        """A base as an ordinary network; dual batch-norms are mixed by Eq. (2) at a level of robustness."""
+        """A base as an ordinary network; the branches of a dual one are mixed at a level of robustness."""
         network = fill(self._structure(context), tensors)
-        return mixed_norms(network, level or 0.0) if isinstance(network, Dual) else network
+        if not isinstance(network, Dual):
+            return network
+        mix = mixed_norms if self.mixing == "norms" else MixedOutputs
+        return mix(network, level or 0.0)
+
+    def _tested(self, context: Context, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """A base as a client tests it: as it is customised, with norms under the names by which a client keeps them."""
+        if not (self.dual_norm and context.tricks.batch_norm == "local"):
+            return self._network(context, tensors, None)
+        clean = context.skeleton(self._width(context))
+        return Networks({"network": fill(clean, under("network.", tensors))})
 
     def _structure(self, context: Context) -> nn.Module:
         """The structure of a base as a client trains it: the network, with every batch-norm twice if dual_norm."""
@@ -286,8 +314,18 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
             for wrong, problem in (
                 (not batch_norms(context.template), "the model has no batch-norm"),
                 (not 0 < tricks.adversarial < 1, "set tricks.adversarial between 0 and 1, 0.5 as in the paper"),
-                (tricks.batch_norm != "tracked", f'tricks.batch_norm = "{tricks.batch_norm}"; set it to "tracked"'),
-                (tricks.server_momentum > 0, "tricks.server_momentum would move statistics; leave it out"),
+                (
+                    tricks.batch_norm not in ("tracked", "local"),
+                    f'tricks.batch_norm = "{tricks.batch_norm}"; set it to "tracked" or "local"',
+                ),
+                (
+                    tricks.batch_norm == "local" and self.mixing != "norms",
+                    'tricks.batch_norm = "local" leaves nothing to mix; leave out method.mixing',
+                ),
+                (
+                    tricks.batch_norm == "tracked" and tricks.server_momentum > 0,
+                    "tricks.server_momentum would move statistics; leave it out",
+                ),
             )
             if wrong
         ]

@@ -207,7 +207,7 @@ class Run:
         levels = self.levels
         if levels is None:
             raise ConfigError(
-                f"robustness {robustness:g}: {self.config.method.name} was not trained for a choice of robustness"
+                f"robustness {robustness:g}: {self.config.method.name} offers no choice of robustness in this run"
             )
         if not levels.allows(robustness):
             raise ConfigError(f"robustness {robustness:g}: allowed: {levels}")
