@@ -447,7 +447,7 @@ def test_groups_read_from_csv_become_part_of_the_experiment(tmp_path: Path) -> N
     [
         (None, "No such file"),
         ("name,capcity\na,1", "unknown column 'capcity'; did you mean 'capacity'?"),
-        ("name,capacity\na,1,2,3", "row 2 has more cells"),
+        ("name,capacity\na,1,2,3", "line 2: has more cells"),
         ("name,capacity\n", "has no rows"),
         ("", "has no rows"),
         ("name,capacity\na,2", "devices.groups[0].capacity: given 2, must be above 0"),

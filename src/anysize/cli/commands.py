@@ -23,8 +23,8 @@ from anysize.cli import fleet as fleets
 from anysize.cli.arguments import AsJson, Directory, File, Robustness, Set, budget_of, items, shard_of, whole_number
 from anysize.cli.printing import (
     bytes_text,
-    count_text,
     out,
+    planned_cells,
     print_attacked,
     print_json,
     print_list,
@@ -32,7 +32,6 @@ from anysize.cli.printing import (
     print_missing,
     print_summary,
     say,
-    shape_text,
     statistics_lines,
     ways_lines,
 )
@@ -205,15 +204,15 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
         if group["sits_out"] is not None:
             table.add_row(escape(group["name"]), str(group["clients"] or "any"), "sits out")
             continue
-        cells = [f"{group['parameters']:,}", *(count_text(group[key]) for key in ("macs", "training_macs"))]
-        cells += [bytes_text(group[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
-        table.add_row(escape(group["name"]), str(group["clients"] or "any"), shape_text(group), *cells)
+        table.add_row(escape(group["name"]), str(group["clients"] or "any"), *planned_cells(group["sizes"]))
     out.print(table)
     say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     say("Activations: held by a training step. Bytes: per client and round.")
     for text in ways_lines(made["groups"]):
         say(text)
-    if any(group["mask"] for group in made["groups"]):
+    if any(len(group["sizes"]) > 1 for group in made["groups"]):
+        say("A to B: the smallest and the largest size of a group whose budget changes from round to round.")
+    if any(size["mask"] for group in made["groups"] for size in group["sizes"]):
         say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication computes them too.")
     say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
     for text in statistics_lines(made["statistics"]):

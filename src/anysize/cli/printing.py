@@ -76,6 +76,22 @@ def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
     say("")
 
 
+def planned_cells(sizes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a device group trains, and what that costs: from its smallest size to its largest, if it has several."""
+    ends = [_planned(sizes[0]), _planned(sizes[-1])]
+    return [first if first == last else f"{first} to {last}" for first, last in zip(*ends)]
+
+
+def _planned(size: Mapping[str, Any]) -> list[str]:
+    counts = [count_text(size[key]) for key in ("macs", "training_macs")]
+    return [
+        shape_text(size),
+        f"{size['parameters']:,}",
+        *counts,
+        *(bytes_text(size[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")),
+    ]
+
+
 def shape_text(size: Mapping[str, Any]) -> str:
     """A size in words: its width, and depth and mask where it has them."""
     parts = [f"{size['width']:g}"] if size["width"] != 1 or size["depth"] is None else []

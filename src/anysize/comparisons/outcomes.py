@@ -144,7 +144,7 @@ def scores(event: Json, start: Json, judged_on: str) -> dict[str, float]:
     """
     if judged_on == "test":
         return {label: _number(value) for label, value in event.get(start["metric"], {}).items()}
-    size_of = {group["name"]: group["size"] for group in start["groups"]}
+    size_of = {group["name"]: group["size"] or group["name"] for group in start["groups"]}
     sums: dict[str, list[float]] = {}
     for group, judged in event.get("client_metrics", {}).items():
         total, clients = sums.setdefault(size_of.get(group, group), [0.0, 0])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
 
-from anysize.config.table import PROBLEMS, Table, raise_problems
+from anysize.config.rows import number, read_rows
+from anysize.config.table import Table, raise_problems
+from anysize.config.traces import TraceConfig, read_traces
 from anysize.config.values import (
     UNITS,
     BelowOne,
@@ -164,7 +164,8 @@ class DevicesConfig(Table):
     """What the clients can afford, and who takes part in a round.
 
     Either `capacities` (with `fractions`, or a `distribution`), or `groups` with names, written in the file
-    or read from a CSV `file`. The CSV's rows become `groups`, so that the complete file needs no CSV.
+    or read from a CSV `file`. The CSV's rows become `groups`, so that the complete file needs no CSV. In the same
+    way the rows of a CSV file that `budgets` names become tables.
 
     >>> DevicesConfig().capacities
     (0.25, 0.5, 0.75, 1.0)
@@ -219,6 +220,8 @@ class DevicesConfig(Table):
     """A CSV file of device groups, relative to the experiment file; its rows become `groups`."""
     groups: Annotated[tuple[GroupConfig, ...], Field(strict=False)] = ()
     """Kinds of devices by name, in place of capacities."""
+    budgets: Annotated[tuple[TraceConfig, ...], Field(strict=False)] = ()
+    """Budgets that change from round to round: tables, or the name of a CSV file whose rows become these tables."""
 
     @model_validator(mode="before")
     @classmethod
@@ -227,9 +230,11 @@ class DevicesConfig(Table):
         if not isinstance(given, dict):
             return given
         table = dict(given)
+        folder = (info.context or {}).get("folder") or Path()
         if isinstance(table.get("file"), str) and not table.get("groups"):
-            folder = (info.context or {}).get("folder") or Path()
             table["groups"] = read_groups(folder / table.pop("file"))
+        if isinstance(table.get("budgets"), str):
+            table["budgets"] = read_traces(folder / table["budgets"])
         if table.get("participation") is None and table.get("clients_per_round") is None:
             table["participation"] = 1.0
         distribution = str(table.get("distribution"))
@@ -256,9 +261,27 @@ class DevicesConfig(Table):
                 if getattr(self, key) is not None:
                     yield f"devices.{key}: given together with devices.groups; give one of the two"
             yield from _group_problems(self.groups)
+        yield from self._trace_problems()
         if self.distribution is not None and self.fractions is not None:
             yield "devices.fractions: given together with devices.distribution; give one of the two"
         yield from self._distribution_problems()
+
+    def _trace_problems(self) -> Iterator[str]:
+        if self.budgets and not self.groups:
+            yield "devices.budgets: needs devices.groups, with budgets; capacities do not change by a file"
+            return
+        names = [group.name for group in self.groups]
+        fixed = {group.name for group in self.groups if group.capacity is not None}
+        seen: dict[str | int, str] = {}
+        for place, trace in enumerate(self.budgets):
+            where, holder = trace.where(place), trace.holder
+            if trace.group is not None and trace.group not in names:
+                yield f"{where}: {unknown('group', trace.group, names)}"
+            if holder in fixed:
+                yield f"{where}: group '{holder}' has a capacity, and only budgets change; give it a budget instead"
+            if holder in seen:
+                yield f"{where}: names what {seen[holder]} names; give all of its rounds in one table"
+            seen[holder] = where
 
     def _distribution_problems(self) -> Iterator[str]:
         if self.distribution_options is None:
@@ -350,45 +373,13 @@ def read_groups(path: Path) -> list[dict[str, Any]]:
     The columns are the keys of `[[devices.groups]]`, the units of a budget among them; an empty cell is a key
     left out.
     """
-    allowed = [key for key in GroupConfig.model_fields if key != "budget"]
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, skipinitialspace=True, strict=True)
-            columns = [column.strip() for column in reader.fieldnames or ()]
-            reader.fieldnames = columns
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PydanticCustomError(
-            PROBLEMS, "{lines}", {"lines": f"devices.file: {path} cannot be read as CSV: {reason}"}
-        ) from None
-    wrong = [column for column in columns if column not in (*allowed, *UNITS)]
-    problems = [f"devices.file: {path}: {unknown('column', column, (*allowed, *UNITS))}" for column in wrong]
-    problems += [
-        f"devices.file: {path}: row {number} has more cells than there are columns"
-        for number, row in enumerate(rows, start=2)
-        if None in row
-    ]
-    if not rows:
-        problems.append(f"devices.file: {path} has no rows; give a line of column names and a line per group")
-    raise_problems(problems)
-    return [_group_of_row(row) for row in rows]
+    keys = [key for key in GroupConfig.model_fields if key != "budget"]
+    return [_group_of_row(row) for _, row in read_rows(path, "devices.file", (*keys, *UNITS), (), "group")]
 
 
-def _group_of_row(row: Mapping[str, str | None]) -> dict[str, Any]:
+def _group_of_row(row: Mapping[str, str]) -> dict[str, Any]:
     """The group of one row: numbers are parsed, and the units collected in a budget."""
-    cells = {key: cell.strip() for key, cell in row.items() if cell is not None and cell.strip()}
-    values = {key: cell if key == "name" else _cell(cell) for key, cell in cells.items()}
+    values = {key: cell if key == "name" else number(cell) for key, cell in row.items()}
     budget = {key: value for key, value in values.items() if key in UNITS}
     group = {key: value for key, value in values.items() if key not in UNITS}
     return {**group, "budget": budget} if budget else group
-
-
-def _cell(text: str) -> int | float | str:
-    """The number in a cell, or its text if it is not a number."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

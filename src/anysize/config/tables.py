@@ -447,6 +447,8 @@ class ExperimentConfig(Table):
         devices, own = self.devices, 'with data.name = "devices"'
         if devices.redraw != "never":
             yield f'devices.redraw: given "{devices.redraw}"; {own} a device has a fixed capacity'
+        if devices.budgets:
+            yield f"devices.budgets: {own} every device tells its budget itself, with every answer; leave it out"
         if devices.assignment == "group":
             yield f'devices.assignment: "group" needs the data, but {own} the server does not know it'
         if devices.available not in (None, 1.0) or any(g.available not in (None, 1.0) for g in devices.groups):

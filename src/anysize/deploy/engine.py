@@ -274,7 +274,7 @@ class Devices(Engine):
         latency: Latency | None = (lambda size: times.get(size.label, math.inf)) if times else None
         limits, size_of_group = Limits(about.capacity, about.budget), self._experiment.size_of_group
         for group in reversed(self._experiment.fleet.groups):
-            own = [size_of_group[group.name]] if group.name in size_of_group else []
+            own = [size_of_group[group.key]] if group.key in size_of_group else []
             if any(self._costs.allowed(limits, own, latency)):
                 return group.name
         raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")

@@ -41,8 +41,9 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
     """
     tables = configs.parse(text, "the server's experiment")
     devices = tables.get("devices")
-    if isinstance(devices, dict) and "file" in devices:
-        raise TrustError("the server's experiment names a file of this device (devices.file)")
+    files = [key for key in ("file", "budgets") if isinstance(devices, dict) and isinstance(devices.get(key), str)]
+    if files:
+        raise TrustError(f"the server's experiment names a file of this device (devices.{files[0]})")
     config = configs.from_dict(tables, folder=device.folder, source="the server's experiment")
     named = {"model": config.model.name, "method": config.method.name, "task": config.task.name}
     foreign = [f'{kind}.name = "{name}"' for kind, name in named.items() if ":" in name and name not in device.allow]

@@ -16,6 +16,7 @@ from anysize.config.devices import DevicesConfig, GroupConfig
 from anysize.devices.budget import SLACK, Budget
 from anysize.devices.distributions import capacity_shares
 from anysize.devices.groups import DeviceGroup
+from anysize.devices.trace import Period, Trace, in_words
 from anysize.errors import ConfigError
 from anysize.rng import derive, generator
 
@@ -41,7 +42,8 @@ class Fleet:
         per_group: How many clients of each group a round asks, in the order of `groups`; empty: any.
         present: On a fleet of real devices, the clients that are connected; None: all.
         names: On a fleet of real devices, the name of every client that ever joined.
-        idle: The names of the groups that sit out, because no size fits their budget.
+        traces: Budgets that change from round to round, by a group's name or a client's id.
+        idle: The keys of the groups that sit out, because no size fits their budget.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> {group.name: group.clients for group in fleet.groups}
@@ -61,6 +63,7 @@ class Fleet:
     per_group: tuple[int, ...] = ()
     present: frozenset[int] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
+    traces: Mapping[str | int, Trace] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -76,7 +79,55 @@ class Fleet:
         yield from _shuffled(self.clients, derive(self.seed, round, purpose))
 
     def group_of(self, client: int, round: int) -> DeviceGroup:
-        """The group that a client belongs to in a round."""
+        """The group that a client belongs to in a round, with its budget in that round."""
+        group = self._plain_group(client, round)
+        for trace in (self.traces.get(client), self.traces.get(group.name)):
+            budget = None if trace is None else trace.at(round)
+            if budget is not None:
+                return replace(group, budget=budget)
+        return group
+
+    def kinds(self) -> list[DeviceGroup]:
+        """Every group with every budget that it has in some round, each once."""
+        found: dict[str, DeviceGroup] = {}
+        for group in self.groups:
+            budgets = [budget for _, holders in self._held(group) for _, budget in holders]
+            found |= {kind.key: kind for kind in (replace(group, budget=budget) for budget in budgets)}
+        return list(found.values())
+
+    def explained(self, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Who has each reason, and when, in words, and the reason, which comes by the key of a group."""
+        for group in self.groups:
+            for who, held in self._held(group):
+                when: dict[str, list[Period]] = {}
+                for period, budget in held:
+                    reason = reasons.get(replace(group, budget=budget).key)
+                    if reason is not None:
+                        when.setdefault(reason, []).append(period)
+                for reason, periods in when.items():
+                    yield (who if group.label else f"{who} {in_words(periods)}"), reason
+
+    def _held(self, group: DeviceGroup) -> Iterator[tuple[str, list[tuple[Period, Budget | None]]]]:
+        """The group and those of its clients that have budgets of their own, each with its budgets in all rounds."""
+        place = self.groups.index(group)
+        own = {client: trace for client, trace in self.traces.items() if self._may_be(client, place)}
+        starts = [trace.rounds[0] for trace in own.values()]
+        # Where all clients have budgets of their own, that of the group counts only before.
+        everybody = len(own) == (self.clients if self.redrawn else group.clients)
+        before = max(starts) if starts and everybody else math.inf
+        common = self.traces.get(group.name)
+        periods = [((1, None), group.budget)] if common is None else list(common.periods(group.budget))
+        yield f"group '{group.name}'", [(period, budget) for period, budget in periods if period[0] < before]
+        for client, trace in own.items():
+            after = trace.periods()  # before its first round it has the group's
+            yield f"client {client} of group '{group.name}'", [held for held in after if held[1] is not None]
+
+    def _may_be(self, holder: str | int, place: int) -> bool:
+        """Whether the holder of a budget is a client that is in a group in some round."""
+        return isinstance(holder, int) and (self.redrawn or int(self.members[holder]) == place)
+
+    def _plain_group(self, client: int, round: int) -> DeviceGroup:
+        """The group that a client belongs to in a round, as the file describes it."""
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client} is not among the {self.clients} clients, 0 to {self.clients - 1}")
         if self.present is not None and self.members[client] < 0:
@@ -88,7 +139,7 @@ class Fleet:
 
     def sits_out(self, client: int, round: int) -> bool:
         """Whether no size fits what a client can afford in a round: it then trains and evaluates nothing."""
-        return bool(self.idle) and self.group_of(client, round).name in self.idle
+        return bool(self.idle) and self.group_of(client, round).key in self.idle
 
     def participants(self, round: int) -> list[int]:
         """The distinct clients that take part in a round, in ascending order.
@@ -119,7 +170,7 @@ class Fleet:
 
     def _available(self, client: int, round: int) -> bool:
         """Whether a client can take part in a round."""
-        return _uniform(self.seed, round, client, "available") < self.group_of(client, round).available
+        return _uniform(self.seed, round, client, "available") < self._plain_group(client, round).available
 
     def _draw(self, client: int, round: int, attempt: int) -> int:
         """The index in `groups` that a client draws."""
@@ -191,8 +242,10 @@ def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence
     rank = np.full(len(kinds), -1, dtype=np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
     sizes = np.bincount(blocks, minlength=len(kinds))
+    changing = _changing(config, kinds, blocks)
+    groups = (replace(kinds[place], clients=int(sizes[place])) for place in order)
     return Fleet(
-        groups=tuple(replace(kinds[place], clients=int(sizes[place])) for place in order),
+        groups=tuple(replace(group, label="") if group.name in changing else group for group in groups),
         clients=clients,
         per_round=per_round,
         seed=seed,
@@ -201,7 +254,37 @@ def make_fleet(config: DevicesConfig, clients: int, seed: int, domains: Sequence
         redrawn=config.redraw == "round",
         cover=config.cover,
         per_group=_per_group(config, [int(size) for size in sizes], order, kinds),
+        traces={trace.holder: Trace.of(trace) for trace in config.budgets},
     )
+
+
+def _changing(config: DevicesConfig, kinds: Sequence[DeviceGroup], blocks: npt.NDArray[np.int32]) -> set[str]:
+    """The names of the groups in which some budget changes from round to round.
+
+    Raises:
+        ConfigError: a client that has budgets of its own does not exist, or is in a group with a capacity.
+    """
+    found = {trace.group for trace in config.budgets if trace.group is not None}
+    problems = []
+    for place, trace in enumerate(config.budgets):
+        if trace.client is None:
+            continue
+        if trace.client >= len(blocks):
+            problems.append(
+                f"{trace.where(place)}: client {trace.client} is not among the {len(blocks)} clients, 0 to "
+                f"{len(blocks) - 1}"
+            )
+            continue
+        own = kinds if config.redraw == "round" else [kinds[int(blocks[trace.client])]]
+        found |= {kind.name for kind in own}
+        problems += [
+            f"{trace.where(place)}: client {trace.client} can be in group '{kind.name}', which has a capacity, and "
+            "only budgets change; give it a budget instead"
+            for kind in own
+            if kind.capacity is not None
+        ]
+    _raise_all(problems)
+    return found
 
 
 def open_fleet(config: DevicesConfig, seed: int) -> Fleet:

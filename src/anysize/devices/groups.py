@@ -14,7 +14,8 @@ class DeviceGroup:
 
     Attributes:
         name: What the group is called; for a plain capacity, its label.
-        label: The size's name in every table: the capacity as given (`"0.25"`), or a budget's group name.
+        label: The size's name in every table: the capacity as given (`"0.25"`), or a budget's group name. Empty if the
+            budget changes from round to round: then every size has a name of its own.
         capacity: The fraction of the full model that the device can train, or None with a budget.
         budget: What the device can afford in units, or None with a capacity.
         depth: How many blocks of every stage it trains, or None if not given.
@@ -40,6 +41,20 @@ class DeviceGroup:
     clients: int = 0
     depth: int | None = None
     sparsity: float | None = None
+
+    @property
+    def key(self) -> str:
+        """What its size goes by: the name, and the budget too if that changes from round to round.
+
+        >>> DeviceGroup("board", "board", budget=Budget(macs=1e6)).key
+        'board'
+        >>> DeviceGroup("board", "", budget=Budget(macs=1e6)).key
+        'board with macs = 1000000.0'
+        """
+        if self.label:
+            return self.name
+        limits = {} if self.budget is None else self.budget.limits()
+        return f"{self.name} with {', '.join(f'{u} = {limit!r}' for u, limit in limits.items()) or 'no budget'}"
 
 
 def round_seconds(group: DeviceGroup, macs: float, bytes_down: float, bytes_up: float) -> float | None:

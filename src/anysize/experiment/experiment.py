@@ -13,6 +13,7 @@ from anysize.config.tables import ExperimentConfig
 from anysize.cost.count import Cost, measure
 from anysize.data import Part, stand_in
 from anysize.devices.fleet import Fleet
+from anysize.devices.groups import DeviceGroup
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow
 from anysize.elastic.tracing.forward import without_data
@@ -43,8 +44,8 @@ class Experiment(Setup):
     def notices(self) -> list[str]:
         """Notices for the user before the first round."""
         found = [
-            f"device group '{name}' sits out (devices.infeasible = \"skip\"): {why}"
-            for name, why in self.solved.idle.items()
+            f'{who} sits out (devices.infeasible = "skip"): {why}'
+            for who, why in self.described.explained(self.solved.idle)
         ]
         found += self.method.notices(self.context)
         if self.context.tricks.batch_norm == "local" and batch_norms(self.context.template):
@@ -116,13 +117,26 @@ class Experiment(Setup):
 
     @property
     def size_of_group(self) -> dict[str, Size]:
-        """The size that each device group trains; a group that sits out has none."""
+        """The size that each device group trains, by the group's key; a group that sits out has none."""
         return self.solved.sizes
+
+    def sizes_of(self, group: DeviceGroup) -> list[Size]:
+        """The sizes that a device group trains in some round, smallest first."""
+        found = {self.size_of_group[key] for key in self._keys_of(group) if key in self.size_of_group}
+        return sorted(found, key=lambda size: size.order)
+
+    def sits_out(self, group: DeviceGroup) -> str | None:
+        """Why a device group never trains anything; None if it does, be it in some rounds."""
+        return None if self.sizes_of(group) else self.solved.idle[self._keys_of(group)[0]]
+
+    def _keys_of(self, group: DeviceGroup) -> list[str]:
+        """The keys of a device group with each of its budgets."""
+        return [kind.key for kind in self.described.kinds() if kind.name == group.name]
 
     @cached_property
     def solved(self) -> Solved:
         """The size that each device group trains, and the groups that sit out."""
-        return solve_sizes(self, self.table, self.described.groups)
+        return solve_sizes(self, self.table, self.described)
 
     @cached_property
     def fleet(self) -> Fleet:

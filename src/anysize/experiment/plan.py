@@ -15,11 +15,14 @@ from anysize.wire import Json
 _NOTHING: Json = {"size": None, "width": None, "depth": None, "mask": None, "ways": {}} | dict.fromkeys(
     field.name for field in fields(Cost)
 )
-"""What a device group trains that sits out."""
+"""What a device group trains that never trains."""
 
 
 def plan(experiment: Experiment) -> Json:
-    """The plan as one JSON object: groups, the look-up table, what leaves a device, statistics, notices."""
+    """The plan as one JSON object: groups, the look-up table, what leaves a device, statistics, notices.
+
+    A group whose budget changes trains one of its "sizes" in each round; what stands beside these is of the largest.
+    """
     experiment.check_options()
     planned, experiment = experiment, experiment.without_data()
     context = experiment.context
@@ -27,16 +30,16 @@ def plan(experiment: Experiment) -> Json:
     costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
     groups = []
     for group in experiment.fleet.groups:
-        size = experiment.size_of_group.get(group.name)
+        sizes = [_trains(experiment, size, costs[size.label]) for size in experiment.sizes_of(group)]
         about: Json = {
             "name": group.name,
             "capacity": group.capacity,
             "budget": None if group.budget is None else group.budget.limits(),
             "clients": group.clients or None,  # unknown before the clients of a real fleet connect
-            "sits_out": experiment.solved.idle.get(group.name),
+            "sits_out": experiment.sits_out(group),
         }
-        found = _NOTHING if size is None else _trains(experiment, size, costs[size.label])
-        groups.append(about | found)
+        largest = sizes[-1] if sizes else _NOTHING
+        groups.append(about | largest | {"sizes": sizes})
     table = context.table
     return {
         "groups": groups,

@@ -8,6 +8,7 @@ from typing import Any
 
 from anysize.cost.budgets import as_budget, best, needs, next_below, untimed
 from anysize.devices.budget import Budget
+from anysize.devices.fleet import Fleet
 from anysize.devices.groups import DeviceGroup
 from anysize.errors import ConfigError
 from anysize.experiment.setup import Setup
@@ -19,6 +20,7 @@ from anysize.methods.table import Table
 
 GRID = tuple(i / 16 for i in range(1, 17))
 """The widths that a budget in units chooses from, unless a method offers other choices."""
+_SHOWN = 10  # groups that nothing fits which an error lists
 
 
 def sized(method: Method[Any], context: Context, capacity: float) -> Size:
@@ -33,7 +35,7 @@ def choices_of(method: Method[Any], context: Context) -> Sequence[Size]:
 
 @dataclass(frozen=True)
 class Solved:
-    """What the device groups train.
+    """What the device groups train, by their keys.
 
     Attributes:
         sizes: the size of each group that trains.
@@ -44,10 +46,11 @@ class Solved:
     idle: dict[str, str]
 
 
-def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]) -> Solved:
+def solve_sizes(setup: Setup, table: Table | None, fleet: Fleet) -> Solved:
     """The best of the method's choices that each group's budget, or its fraction of the full cost, allows.
 
-    For a device group with a plain capacity, the method decides.
+    A group whose budget changes from round to round has a size for each budget. For a device group with a plain
+    capacity, the method decides.
 
     Raises:
         ConfigError: the method offers no choice that a group asks for, or no choice fits a group's budget; with
@@ -68,38 +71,63 @@ def solve_sizes(setup: Setup, table: Table | None, groups: Sequence[DeviceGroup]
 
     solved: dict[str, Size] = {}
     idle: dict[str, str] = {}
-    allowed: dict[str, list[Size]] = {}
-    budgets: dict[str, Budget] = {}
-    problems = []
-    for group in groups:
+    bounded: dict[str, _Bounded] = {}
+    problems: dict[str, None] = {}
+    offered = choices_of(method, context)
+    for group in fleet.kinds():
         if group.capacity is not None and unit == "width":
-            solved[group.name] = sized(method, context, group.capacity)
+            solved[group.key] = sized(method, context, group.capacity)
             continue
         whole = group.depth is None and group.sparsity is None
         capacity = (group.capacity or 1.0) if whole else None
         budget = as_budget(capacity, group.budget, unit, lambda: units(Size(1.0)))
-        choices = [size for size in choices_of(method, context) if _asked(group, size)]
+        choices = [size for size in offered if _asked(group, size)]
         problem = _no_choice(setup, table, group, budget, choices)
         if problem is not None:
-            problems.append(problem)
+            problems[problem] = None
             continue
         size = best(choices, budget, units)
         if size is None:
-            idle[group.name] = f"can train no size; the smallest needs {needs(budget, *map(units, choices))}"
+            idle[group.key] = f"can train no size; the smallest needs {needs(budget, *map(units, choices))}"
             continue
-        solved[group.name] = _labelled(size, group)
+        solved[group.key] = _labelled(size, group)
         if budget is not None:
-            allowed[group.name], budgets[group.name] = choices, budget
+            bounded[group.key] = _Bounded(group, budget, choices)
     skips = setup.config.devices.infeasible == "skip"
-    _refuse(problems + ([] if skips else _infeasible(idle)))
-    sizes = lowered(setup, table, solved, budgets, allowed, idle)
-    _refuse([] if skips and sizes else _infeasible(idle))
+    _refuse([*problems, *([] if skips else _infeasible(fleet, idle))])
+    sizes = lowered(setup, table, solved, bounded, idle)
+    _refuse([] if skips and sizes else _infeasible(fleet, idle))
+    _refuse(_ambiguous(sizes))
     return Solved(sizes, idle)
 
 
-def _infeasible(idle: Mapping[str, str]) -> list[str]:
-    """A line for each group that nothing fits."""
-    return [f"devices: group '{name}' {why}" for name, why in idle.items()]
+@dataclass(frozen=True)
+class _Bounded:
+    """A device group, the budget that it must keep, and the sizes that it may train, best first."""
+
+    group: DeviceGroup
+    budget: Budget
+    choices: Sequence[Size]
+
+
+def _infeasible(fleet: Fleet, idle: Mapping[str, str]) -> list[str]:
+    """A line for each group that nothing fits, or client; a long list is cut."""
+    lines = [f"devices: {who} {why}" for who, why in fleet.explained(idle)]
+    more = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], *([f"... and {more} more like these"] if more > 0 else [])]
+
+
+def _ambiguous(sizes: Mapping[str, Size]) -> list[str]:
+    """A line for each label that two sizes would have."""
+    by_label: dict[str, dict[Size, str]] = {}
+    for key, size in sizes.items():
+        by_label.setdefault(size.label, {}).setdefault(replace(size, name=""), key)
+    return [
+        f"devices: {' and '.join(repr(key) for key in found.values())} would train different sizes of one label, "
+        f"'{label}'; give a group another name, or a budget in place of its capacity"
+        for label, found in by_label.items()
+        if len(found) > 1
+    ]
 
 
 def _refuse(problems: Sequence[str]) -> None:
@@ -142,16 +170,17 @@ def _unknown_kind(name: str, every: Sequence[Size], group: DeviceGroup) -> str:
 
 
 def _labelled(size: Size, group: DeviceGroup) -> Size:
-    """The size with the device group's label."""
-    return replace(size, name="" if group.label == size.label else group.label)
+    """The size with the device group's label; with its shape, if the group has several sizes."""
+    label = group.label or size.shape
+    plain = replace(size, name="")
+    return plain if label == plain.label else replace(size, name=label)
 
 
 def lowered(
     setup: Setup,
     table: Table | None,
     solved: dict[str, Size],
-    budgets: Mapping[str, Budget],
-    allowed: Mapping[str, list[Size]],
+    bounded: Mapping[str, _Bounded],
     idle: dict[str, str],
 ) -> dict[str, Size]:
     """The sizes, lowered among the choices until each fits its budget in the resulting fleet.
@@ -159,20 +188,22 @@ def lowered(
     A group that nothing fits there has no size; it is added to `idle`, with the reason.
     The cost of a size may depend on the others: the inputs of FLANC's basis divide the inputs of every trained width.
     """
-    while budgets := {name: budget for name, budget in budgets.items() if name in solved}:
+    while bounded := {key: own for key, own in bounded.items() if key in solved}:
         context = setup.context_for(tuple(sorted(set(solved.values()), key=lambda size: size.order)), table)
         state = setup.method.init(context)
-        costs = {name: setup.cost_in(context, solved[name], state).units() for name in budgets}
+        sizes = dict.fromkeys(solved[key] for key in bounded)
+        costs = {size: setup.cost_in(context, size, state).units() for size in sizes}
         # The table has limited time already.
-        over = [name for name, budget in budgets.items() if not budget.fits(untimed(costs[name]))]
+        over = [key for key, own in bounded.items() if not own.budget.fits(untimed(costs[solved[key]]))]
         if not over:
             break
-        for name in over:
-            below = next_below(solved[name], allowed[name])
+        for key in over:
+            own = bounded[key]
+            below = next_below(solved[key], own.choices)
             if below is None:
-                least = needs(budgets[name], costs[name])
-                idle[name] = f"can train no size in this fleet; the smallest needs {least}"
-                del solved[name]
+                least = needs(own.budget, costs[solved[key]])
+                idle[key] = f"can train no size in this fleet; the smallest needs {least}"
+                del solved[key]
             else:
-                solved[name] = replace(below, name=below.name or name)
+                solved[key] = _labelled(below, own.group)
     return solved

@@ -35,6 +35,16 @@ class Size:
         return self.name or repr(float(self.width))
 
     @property
+    def shape(self) -> str:
+        """The width, and the depth and the mask if it has them: a name that no other size has.
+
+        >>> Size(1.0, name="camera", depth=2, mask=0.5).shape
+        '1.0 depth 2 mask 0.5'
+        """
+        parts = [repr(float(self.width)), *([f"depth {self.depth}"] if self.depth is not None else [])]
+        return " ".join([*parts, *([f"mask {self.mask!r}"] if self.mask else [])])
+
+    @property
     def order(self) -> tuple[float, float, float, str]:
         """A sort key, smallest first: by width, depth and how much the mask keeps."""
         return self.width, self.depth or math.inf, -self.mask, self.label

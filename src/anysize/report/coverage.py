@@ -134,10 +134,11 @@ def trained_by_client(record: Record) -> Figure | None:
 
 def statistics(record: Record) -> Table | None:
     """Mean, spread and extremes, over clients, of a client's costs and of its network's metric (Split-Mix, Fig. 5)."""
-    costs: dict[str, Cost] = {group.name: group for group in record.start.groups}
+    of_group: dict[str | None, Cost] = {group.name: group for group in record.start.groups if group.size is not None}
+    of_size: dict[str | None, Cost] = {size.label: size for size in record.start.sizes}
     each: dict[str, list[Cost]] = {}
     for part in _taken(record):
-        each.setdefault(str(part.client), []).append(costs.get(part.group or "", Cost()))
+        each.setdefault(str(part.client), []).append(of_group.get(part.group) or of_size.get(part.size) or Cost())
     asked: list[tuple[str, str, Callable[[Number | None], str], Callable[[Cost], Number | None]]] = [
         ("parameters", "parameters of one round", count, lambda cost: cost.parameters),
         ("training_macs", "training MACs of a sample", count, lambda cost: cost.training_macs),

@@ -294,7 +294,7 @@ class _Runner:
         experiment = self._experiment
         found = []
         for client in fleet.participants(number):
-            size = experiment.size_of_group[fleet.group_of(client, number).name]
+            size = experiment.size_of_group[fleet.group_of(client, number).key]
             samples = experiment.shares.samples(client)
             found.append((-self._costs[size.label].training_macs * samples, client, size, samples))
         seed = experiment.config.seed
@@ -361,12 +361,13 @@ class _Runner:
         config, context = experiment.config, experiment.context
         groups = []
         for group in experiment.fleet.groups:
-            size = experiment.size_of_group.get(group.name)
+            labels = [size.label for size in experiment.sizes_of(group)]
             budget = None if group.budget is None else group.budget.limits()
-            about: Json = {"name": group.name, "label": group.label, "size": size.label if size else None}
+            one = labels[0] if len(labels) == 1 else None
+            about: Json = {"name": group.name, "label": group.label or group.name, "size": one, "sizes": labels}
             about |= {"clients": group.clients or None, "capacity": group.capacity, "budget": budget}
-            sits_out = experiment.solved.idle.get(group.name)
-            groups.append(about | (asdict(self._costs[size.label]) if size else {"sits_out": sits_out}))
+            about |= asdict(self._costs[one]) if one else {}
+            groups.append(about | ({} if labels else {"sits_out": experiment.sits_out(group)}))
         return {
             "event": "start",
             "name": config.name,

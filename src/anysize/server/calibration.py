@@ -100,7 +100,7 @@ def able(
 ) -> list[int]:
     """Up to `count` clients whose devices can do a job, drawn anew every round; where it says so any, if none can."""
     order = draws(context, fleet, round, count, "calibration")
-    chosen = [c for c in order if size_of_group[fleet.group_of(c, round).name].holds(job.size)]
+    chosen = [c for c in order if size_of_group[fleet.group_of(c, round).key].holds(job.size)]
     anybody = order if job.anybody and fleet.present is None else []  # a real device refuses what it cannot run
     return sorted((chosen or anybody)[:count])
 

@@ -173,7 +173,7 @@ def on_clients(
 
     def messages() -> Iterator[SubModel]:
         for client in ids:
-            size = size_of_group[groups[client].name]
+            size = size_of_group[groups[client].key]
             asked = client_of(context, client, size, round, "evaluate")
             message = method.extract(context, state, asked)
             message = replace(message, ticket=replace(message.ticket, batch_size=batch_size))
