@@ -58,6 +58,10 @@ NOTES: Mapping[str, str] = {
 """What the fields do not say, by table."""
 
 
+REPEATED = ("devices.groups", "devices.budgets", "compare.methods")
+"""Tables of which a file may have several."""
+
+
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *map(section, tables(ExperimentConfig)), options_of_methods(), tricks_by_method()]
@@ -84,7 +88,7 @@ def tables_in(annotation: Any) -> Iterator[type[Table]]:
 
 def section(table: type[Table]) -> str:
     """The heading, the note and the keys of one table."""
-    title = f"[[{table.table}]]" if table.table in ("devices.groups", "devices.budgets", "compare.methods") else f"[{table.table}]"
+    title = f"[[{table.table}]]" if table.table in REPEATED else f"[{table.table}]"
     heading = f"## `{title}`" if table.table else "## The top level"
     summary = (inspect.getdoc(table) or "").split("\n>>>")[0].strip() if table.table else "Before any table."
     rows = [row(name, field) for name, field in table.model_fields.items() if is_key(table, name, field)]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
+from anysize.config.latencies import LatenciesConfig
 from anysize.config.rows import number, read_rows
 from anysize.config.table import Table, raise_problems
 from anysize.config.traces import TraceConfig, read_traces
@@ -54,9 +55,8 @@ class BudgetConfig(Table):
     inference_bytes: Positive | None = None
     """Tensors of the finished network as it ships, batch-norm statistics included."""
     latency_ms: Positive | None = None
-    """Time of one training step: of a group as measured when the method's table was made, so only for methods with a
-    table; in a device's own file, as that device measures every size itself when it joins."""
-
+    """Time of one training step: of a group as its `latencies` say or, for a method with a table, as measured when the
+    table was made; in a device's own file, as that device measures every size itself."""
     nonzero_macs: Positive | None = None
     """Those of `macs` whose weight is not zero, for hardware that skips zeros; before there are weights, all count."""
 
@@ -85,6 +85,8 @@ class GroupConfig(Table):
     """The fraction of the full model that the device can train."""
     budget: BudgetConfig | None = None
     """What the device can afford, in units, in place of a capacity."""
+    latencies: LatenciesConfig | None = None
+    """How long sizes take on such a device: a table, or the CSV file that `anysize join --measure` wrote on one."""
     depth: Count | None = None
     """How many blocks of every stage the device trains, in place of a capacity or beside a budget."""
     sparsity: BelowOne | None = None
@@ -367,6 +369,21 @@ def _group_problems(groups: Sequence[GroupConfig]) -> Iterator[str]:
         )
 
 
+def files_in(tables: Mapping[str, Any]) -> list[str]:
+    """The keys of an experiment's tables that name files whose content belongs to it.
+
+    >>> files_in({"devices": {"budgets": "budgets.csv", "groups": [{"name": "cam", "latencies": "cam.csv"}]}})
+    ['devices.budgets', 'devices.groups.latencies']
+    """
+    devices = tables.get("devices")
+    if not isinstance(devices, Mapping):
+        return []
+    groups = devices.get("groups")
+    named = [group.get("latencies") for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    found = [f"devices.{key}" for key in ("file", "budgets") if isinstance(devices.get(key), str)]
+    return [*found, *(["devices.groups.latencies"] if any(isinstance(name, str) for name in named) else [])]
+
+
 def read_groups(path: Path) -> list[dict[str, Any]]:
     """The device groups of a CSV file, one a row, as the experiment file would have them.
 
@@ -379,7 +396,7 @@ def read_groups(path: Path) -> list[dict[str, Any]]:
 
 def _group_of_row(row: Mapping[str, str]) -> dict[str, Any]:
     """The group of one row: numbers are parsed, and the units collected in a budget."""
-    values = {key: cell if key == "name" else number(cell) for key, cell in row.items()}
+    values = {key: cell if key in ("name", "latencies") else number(cell) for key, cell in row.items()}
     budget = {key: value for key, value in values.items() if key in UNITS}
     group = {key: value for key, value in values.items() if key not in UNITS}
     return {**group, "budget": budget} if budget else group

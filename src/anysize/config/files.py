@@ -100,9 +100,16 @@ def from_dict(
 
 
 def checked(
-    kind: type[Kind], tables: Mapping[str, Any], source: str, problems: Sequence[str] = (), folder: Path | None = None
+    kind: type[Kind],
+    tables: Mapping[str, Any] | str,
+    source: str,
+    problems: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> Kind:
-    """The checked experiment; raises a `ConfigError` with a line for each problem, including those passed in."""
+    """The checked experiment or, of tables that files can hold, what the named file has.
+
+    Raises a `ConfigError` with a line for each problem, including those passed in.
+    """
     found = list(problems)
     try:
         made = kind.model_validate(tables, context={"folder": folder})

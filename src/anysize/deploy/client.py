@@ -17,12 +17,13 @@ from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.gate import Gate, accepted, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
-from anysize.deploy.timing import own_latency
+from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
 from anysize.engines.service import ClientService
 from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
+from anysize.experiment.lookup import step_timed
 from anysize.methods.messages import Update
 from anysize.wire import Json, dump
 
@@ -111,8 +112,10 @@ class Knowledge:
         own = own_data.own_share(device, config, brief.known.signature)
         with weightless():
             self._service = ClientService.of(experiment, lambda client: own)
+            step = step_timed(experiment)
         known = (self._service.context, experiment.method, experiment.example)
-        self._gate = Gate(*known, device.limits, config.devices.capacity_of, own_latency(*known, device.memory_bytes))
+        latency = noted_latency(device.path(LATENCIES), step, own_latency(*known, device.memory_bytes))
+        self._gate = Gate(*known, device.limits, config.devices.capacity_of, latency)
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
 
     def limited(self, limits: Limits) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from anysize import config as configs
 from anysize.config import toml as config_toml
+from anysize.config.devices import files_in
 from anysize.config.tables import ExperimentConfig
 from anysize.deploy.certificates import authority, device_key, server_certificate, write_private, wrong_hosts
 from anysize.devices.fleet import open_fleet
@@ -242,9 +243,9 @@ def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def _experiment_text(file: Path) -> str:
-    """The text of an experiment file; an error if it is not valid."""
-    configs.load(file)
-    return file.read_text(encoding="utf-8-sig")
+    """The text of an experiment file, with the content of files that it names; an error if it is not valid."""
+    config, text = configs.load(file), file.read_text(encoding="utf-8-sig")
+    return configs.dumps(config) if files_in(configs.parse(text, str(file))) else text
 
 
 def _kinds(config: ExperimentConfig) -> list[Json]:

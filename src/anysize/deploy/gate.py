@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anysize import config as configs
+from anysize.config.devices import files_in
 from anysize.config.tables import ExperimentConfig
 from anysize.cost.memory import available_bytes
 from anysize.deploy.affordable import Costs, Latency
@@ -40,10 +41,9 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
         ConfigError: it is not a valid experiment.
     """
     tables = configs.parse(text, "the server's experiment")
-    devices = tables.get("devices")
-    files = [key for key in ("file", "budgets") if isinstance(devices, dict) and isinstance(devices.get(key), str)]
+    files = files_in(tables)
     if files:
-        raise TrustError(f"the server's experiment names a file of this device (devices.{files[0]})")
+        raise TrustError(f"the server's experiment names a file of this device ({', '.join(files)})")
     config = configs.from_dict(tables, folder=device.folder, source="the server's experiment")
     named = {"model": config.model.name, "method": config.method.name, "task": config.task.name}
     foreign = [f'{kind}.name = "{name}"' for kind, name in named.items() if ":" in name and name not in device.allow]

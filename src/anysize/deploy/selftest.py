@@ -15,10 +15,11 @@ from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig
 from anysize.deploy.folder import EXPERIMENT
 from anysize.deploy.superlink import SPEED, SPEED_BYTES
-from anysize.deploy.timing import Measurement, measure
+from anysize.deploy.timing import LATENCIES, Measurement, every_latency, latency_rows, measure
 from anysize.elastic.skeleton import weightless
 from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
+from anysize.experiment.lookup import step_timed
 
 _SPEED_SECONDS = 60.0
 
@@ -28,7 +29,9 @@ Say = Callable[[str], None]
 def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measurement:
     """Measure this machine for the experiment beside a device's file, and write the capacity into the file.
 
-    A round may take as long as the experiment's `engine.round_timeout`, training and messages together.
+    A round may take as long as the experiment's `engine.round_timeout`, training and messages together. If a budget
+    limits `latency_ms`, the time of every size that it could choose is written beside the file. A budget of the device
+    itself that limits it stays, in place of a capacity.
     """
     device = device_file.load(file)
     beside = device.path(EXPERIMENT)
@@ -39,14 +42,28 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
         speed = bytes_per_second(device, insecure, say)
         limit = config.engine.round_timeout
         found = measure(experiment, samples=samples, bytes_per_second=speed, seconds=limit)
+        own = device.budget is not None and device.budget.latency_ms is not None
+        if own or any(group.budget is not None and group.budget.latency_ms for group in config.devices.groups):
+            _note_latencies(experiment, device, say)
     for line in described(found, speed):
         say(line)
+    if own:
+        return found
     if found.capacity is None:
         raise ConfigError(f"this device cannot train even the smallest size of {beside} in time and memory")
     chosen = device.model_copy(update={"capacity": found.capacity, "budget": None})
     write(file, device_file.dumps(chosen).encode(), ConfigError, f"enter capacity = {found.capacity:g} by hand")
     say(f"{file}: capacity = {found.capacity:g}")
     return found
+
+
+def _note_latencies(experiment: Experiment, device: DeviceConfig, say: Say) -> None:
+    """Time every size that a budget could choose, and write the file that the device and its group read."""
+    path, times = device.path(LATENCIES), every_latency(experiment, device.memory_bytes)
+    if not times:
+        raise ConfigError("this device has too little memory for any size of the experiment")
+    write(path, latency_rows(times, step_timed(experiment)).encode(), ConfigError)
+    say(f"{path}: {len(times)} sizes, {min(times.values()):.1f} to {max(times.values()):.1f} ms a step")
 
 
 def bytes_per_second(device: DeviceConfig, insecure: bool, say: Say) -> float | None:

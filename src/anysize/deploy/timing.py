@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anysize.client.accelerators import place
+from anysize.config import files as config_files
+from anysize.config.latencies import COLUMNS, LatenciesConfig
 from anysize.cost.count import training_cost
 from anysize.cost.latency import blank, step_seconds
 from anysize.cost.memory import available_bytes
 from anysize.deploy.affordable import Costs
+from anysize.devices.groups import Latencies
 from anysize.elastic.fast import layout
 from anysize.elastic.skeleton import fill, hollow, named_tensors
 from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
-from anysize.experiment.sizes import sized
+from anysize.experiment.sizes import choices_of, sized
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel
@@ -27,6 +34,10 @@ from anysize.methods.size import Size
 from anysize.methods.training import Batch
 from anysize.wire import Json
 
+log = logging.getLogger("anysize")
+
+LATENCIES = "latency.csv"
+"""The file beside a device's own that says how long sizes take on it."""
 _MARGIN = 0.8  # of the free memory that training may use: other processes need some too
 _CAPACITIES = (0.25, 0.5, 0.75, 1.0)
 
@@ -164,6 +175,52 @@ def own_latency(
         return 1000 * step_seconds(context, method, module, blank(example, context.device))
 
     return latency
+
+
+def every_latency(experiment: Experiment, memory_bytes: float | None = None) -> dict[Size, float]:
+    """The milliseconds of a training step of every size that a budget could choose and memory allows, smallest first.
+
+    They are timed without masks, since a dense multiplication by zero takes as long.
+    """
+    method = experiment.method
+    choices = {replace(size, mask=0.0) for size in choices_of(method, experiment.context_for(()))}
+    found = {}
+    for size in sorted(choices, key=lambda size: size.order):
+        context = experiment.context_for((size,)).for_client()
+        found[size] = own_latency(context, method, experiment.example, memory_bytes)(size)
+    return {size: time for size, time in found.items() if math.isfinite(time)}
+
+
+def noted_latency(path: Path, step: Json, otherwise: Callable[[Size], float]) -> Callable[[Size], float]:
+    """The milliseconds of a size as the file says that `anysize join --measure` wrote.
+
+    Args:
+        path: the file; it need not exist.
+        step: what the experiment's training step depends on; a file about another step does not count.
+        otherwise: for sizes of which the file says nothing.
+    """
+    if not path.is_file():
+        return otherwise
+    times = Latencies.of(config_files.checked(LatenciesConfig, path.name, str(path), folder=path.parent))
+    if any(getattr(times, what) != value for what, value in step.items()):
+        log.warning("%s is about another training step; sizes are timed again", path)
+        return otherwise
+
+    def latency(size: Size) -> float:
+        noted = times.at(size.width, size.depth)
+        return noted if math.isfinite(noted) else otherwise(size)
+
+    return latency
+
+
+def latency_rows(times: Mapping[Size, float], step: Json) -> str:
+    """The times of sizes as CSV, for `latencies` of a device group."""
+    stream = io.StringIO()
+    rows = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+    rows.writeheader()
+    for size, time in times.items():
+        rows.writerow({"width": size.width, "depth": size.depth, "latency_ms": round(time, 6), **step})
+    return stream.getvalue()
 
 
 def trainable(context: Context, method: Method[Any], message: SubModel) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from anysize.config.devices import DevicesConfig, GroupConfig
 from anysize.devices.budget import SLACK, Budget
 from anysize.devices.distributions import capacity_shares
-from anysize.devices.groups import DeviceGroup
+from anysize.devices.groups import DeviceGroup, Latencies
 from anysize.devices.trace import Period, Trace, in_words
 from anysize.errors import ConfigError
 from anysize.rng import derive, generator
@@ -384,6 +384,7 @@ def _named_kind(group: GroupConfig, defaults: Mapping[str, Any]) -> DeviceGroup:
         budget=None if group.budget is None else Budget(**group.budget.model_dump()),
         depth=group.depth,
         sparsity=group.sparsity,
+        latencies=None if group.latencies is None else Latencies.of(group.latencies),
         **{**defaults, **given},
     )
 

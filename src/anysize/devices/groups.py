@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from anysize.config.latencies import LatenciesConfig
 from anysize.devices.budget import Budget
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """How long a training step takes on a device, as measured there.
+
+    Attributes:
+        method: the method that trained.
+        network: a checksum of the operations of the full network.
+        batch_size: how many samples a step had.
+        milliseconds: the time of every size that was timed, by width and depth.
+    """
+
+    method: str
+    network: str
+    batch_size: int
+    milliseconds: Mapping[tuple[float, int | None], float]
+
+    @classmethod
+    def of(cls, config: LatenciesConfig) -> Latencies:
+        """The latencies that a table describes."""
+        sizes = zip(config.widths, (depth or None for depth in config.depths))
+        return cls(config.method, config.network, config.batch_size, dict(zip(sizes, config.latency_ms)))
+
+    def at(self, width: float, depth: int | None) -> float:
+        """The milliseconds of a size; infinite if it was not timed, since memory did not suffice.
+
+        >>> Latencies("fedavg", "5f3a", 32, {(0.5, None): 8.5}).at(0.5, None)
+        8.5
+        """
+        return self.milliseconds.get((width, depth), math.inf)
 
 
 @dataclass(frozen=True)
@@ -24,6 +57,7 @@ class DeviceGroup:
         bytes_per_second_up: Bandwidth to the server, or None if unknown.
         available: Probability that such a device can take part in a round.
         sparsity: Which fraction of its weights is masked, or None if not given.
+        latencies: How long sizes take on such a device, or None if nobody measured it there.
         clients: How many clients are in the group; if groups are redrawn, the rounded mean.
 
     >>> DeviceGroup(name="0.5", label="0.5", capacity=0.5).available
@@ -41,6 +75,7 @@ class DeviceGroup:
     clients: int = 0
     depth: int | None = None
     sparsity: float | None = None
+    latencies: Latencies | None = field(default=None, repr=False)
 
     @property
     def key(self) -> str:

@@ -87,6 +87,17 @@ def fingerprint(setup: Setup) -> Json:
     }
 
 
+def step_timed(setup: Setup) -> Json:
+    """What the time of a training step depends on, besides the size and the machine."""
+    checksum = structure(setup.context_for(()).template, setup.signature.example(2))
+    return {
+        "method": setup.config.method.name,
+        "network": checksum[:_CHECKSUM],
+        "batch_size": setup.config.training.batch_size,
+    }
+
+
+_CHECKSUM = 16  # characters that tell networks apart
 _NO_MATTER = {
     "method": ("table", "average", "fill"),
     "training": (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anysize.cost.budgets import as_budget, best, needs, next_below, untimed
+from anysize.cost.budgets import Units, as_budget, best, needs, next_below, untimed
 from anysize.devices.budget import Budget
 from anysize.devices.fleet import Fleet
-from anysize.devices.groups import DeviceGroup
+from anysize.devices.groups import DeviceGroup, Latencies
 from anysize.errors import ConfigError
+from anysize.experiment.lookup import step_timed
 from anysize.experiment.setup import Setup
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Searched
@@ -69,6 +71,13 @@ def solve_sizes(setup: Setup, table: Table | None, fleet: Fleet) -> Solved:
             costs[size] = setup.cost_in(setup.context_for((size,), table), size).units()
         return costs[size]
 
+    def on(group: DeviceGroup) -> Callable[[Size], Units]:
+        """The costs of sizes on a group's devices: their time is as measured there, if it was."""
+        times = group.latencies
+        if times is None:
+            return units
+        return lambda size: {**units(size), "latency_ms": times.at(size.width, size.depth)}
+
     solved: dict[str, Size] = {}
     idle: dict[str, str] = {}
     bounded: dict[str, _Bounded] = {}
@@ -86,13 +95,15 @@ def solve_sizes(setup: Setup, table: Table | None, fleet: Fleet) -> Solved:
         if problem is not None:
             problems[problem] = None
             continue
-        size = best(choices, budget, units)
+        size = best(choices, budget, on(group))
         if size is None:
-            idle[group.key] = f"can train no size; the smallest needs {needs(budget, *map(units, choices))}"
+            idle[group.key] = f"can train no size; the smallest needs {needs(budget, *map(on(group), choices))}"
             continue
         solved[group.key] = _labelled(size, group)
         if budget is not None:
-            bounded[group.key] = _Bounded(group, budget, choices)
+            limit = budget.latency_ms or math.inf
+            timely = [s for s in choices if math.isinf(limit) or on(group)(s)["latency_ms"] <= limit]
+            bounded[group.key] = _Bounded(group, budget, timely)
     skips = setup.config.devices.infeasible == "skip"
     _refuse([*problems, *([] if skips else _infeasible(fleet, idle))])
     sizes = lowered(setup, table, solved, bounded, idle)
@@ -103,7 +114,7 @@ def solve_sizes(setup: Setup, table: Table | None, fleet: Fleet) -> Solved:
 
 @dataclass(frozen=True)
 class _Bounded:
-    """A device group, the budget that it must keep, and the sizes that it may train, best first."""
+    """A device group, the budget that it must keep, and the sizes that are fast enough for it, best first."""
 
     group: DeviceGroup
     budget: Budget
@@ -144,13 +155,31 @@ def _no_choice(
     if not choices:
         every = choices_of(setup.method, setup.context_for((), table))
         return f"devices: group '{group.name}' {_unknown_kind(name, every, group)}"
-    timed = table is not None and all("latency_ms" in entry.cost for entry in table.entries)
-    if budget is not None and budget.latency_ms is not None and not timed:
+    if budget is None or budget.latency_ms is None:
+        return None
+    if group.latencies is not None:
+        other = [f"{what} {was}, not {now}" for what, was, now in _other_step(setup, group.latencies)]
         return (
-            f"devices: group '{group.name}' limits latency_ms, which is measured only for a method with a look-up "
-            "table (elf) and kept in its file; name the file in method.table"
+            f"devices: group '{group.name}' has latencies of another training step: {', '.join(other)}; measure again "
+            "with `anysize join --measure`"
+            if other
+            else None
+        )
+    if table is None or not all("latency_ms" in entry.cost for entry in table.entries):
+        return (
+            f"devices: group '{group.name}' limits latency_ms, and nobody has measured it: name the file that `anysize "
+            "join --measure` wrote on such a device in the group's latencies. For a method with a look-up table (elf) "
+            "this machine can measure it: name the file in method.table"
         )
     return None
+
+
+def _other_step(setup: Setup, times: Latencies) -> Iterator[tuple[str, object, object]]:
+    """In what the training step that was timed differs from the experiment's, with both values."""
+    now = step_timed(setup)
+    for what, value in now.items():
+        if getattr(times, what) != value:
+            yield what, getattr(times, what), value
 
 
 def _asked(group: DeviceGroup, size: Size) -> bool:
@@ -193,7 +222,7 @@ def lowered(
         state = setup.method.init(context)
         sizes = dict.fromkeys(solved[key] for key in bounded)
         costs = {size: setup.cost_in(context, size, state).units() for size in sizes}
-        # The table has limited time already.
+        # The choices are fast enough.
         over = [key for key, own in bounded.items() if not own.budget.fits(untimed(costs[solved[key]]))]
         if not over:
             break
