@@ -13,15 +13,18 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
+from anysize.cli.printing import statistics_lines
 from anysize.client.optimizer import make_optimizer
 from anysize.client.work import perform
+from anysize.config import from_dict
 from anysize.data import Data, Share, to_input
 from anysize.elastic.basis import key
 from anysize.elastic.kernels import Factorised, Pair, principal_kernels
-from anysize.elastic.norm import Statistics, batch_norms, put_together
+from anysize.elastic.norm import Statistics, batch_norms, collect, put_together, without_statistics
 from anysize.elastic.skeleton import tensors_of
 from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, MethodError
+from anysize.experiment.estimating import jobs, whole
 from anysize.experiment.experiment import evaluation_part
 from anysize.experiment.plan import plan
 from anysize.methods import Client, FedAvg, FedHM, Method, OrigDrop, PriSM, Update
@@ -638,20 +641,28 @@ def test_activations_of_resnet18_at_0_8_are_the_papers_share_of_the_full_network
 # Windows of channels
 
 
-def normed() -> nn.Module:
-    """6 inputs, two hidden layers of 8 with batch-norm, 3 classes."""
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
-    )
+def normed(width: int = 8) -> nn.Module:
+    """6 inputs, two hidden layers with batch-norm, 3 classes."""
+    hidden = [nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU()]
+    hidden += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(width, 3))
 
 
-def weak_run(method: Method[Any], path: Path, capacities: Sequence[float] = (0.25,), rounds: int = 3) -> Run:
+def weak_run(
+    method: Method[Any],
+    path: Path,
+    capacities: Sequence[float] = (0.25,),
+    rounds: int = 3,
+    width: int = 8,
+    **evaluation: Any,
+) -> Run:
     """A short run of a fleet in which nobody can hold the full network."""
     x, y = numbers(0, 60, 6), torch.arange(60) % 3
     return Experiment(
         data=Data(train=(x + y[:, None], y), test=(x[:30] + y[:30, None], y[:30])),
         clients=4,
-        model=normed(),
+        model=normed(width),
+        evaluation=evaluation,
         method=method,
         devices={"capacities": list(capacities)},
         training={"local_epochs": 2, "batch_size": 8, "learning_rate": 0.1},
@@ -689,12 +700,28 @@ def test_the_full_network_has_every_window_and_zeros_between_them_also_after_rou
     assert bool((full["6.weight"] != started["6.weight"]).all())
 
 
-def test_windows_of_two_widths_lie_inside_each_other_or_apart() -> None:
+def test_all_windows_that_have_a_channel_lie_inside_one_of_them() -> None:
     wide = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
-    context = context_of(PriSM(), [0.2, 0.4], wide)
-    small, large = ([set(kept.units("0")) for kept in windows(context, width)] for width in (0.2, 0.4))
-    assert small == [set(range(i, i + 4)) for i in (0, 4, 8, 12)]
-    assert large == [set(range(7)), set(range(8, 15))]
+
+    def of(capacities: list[float]) -> list[list[set[int]]]:
+        context = context_of(PriSM(), capacities, wide)
+        return [[set(kept.units("0")) for kept in windows(context, width)] for width in capacities]
+
+    def run(first: int, count: int) -> set[int]:
+        return set(range(first, first + count))
+
+    assert of([0.2]) == [[run(0, 4), run(4, 4), run(8, 4), run(12, 4)]]
+    small, large = of([0.2, 0.4])
+    assert large == [run(0, 7), run(7, 7)]
+    assert small == [run(0, 4), run(3, 4), run(7, 4), run(10, 4)]
+    small, large = of([0.2, 0.6])
+    assert large == [run(0, 10)]
+    assert small == [run(0, 4), run(4, 4), run(6, 4), run(10, 4)]
+    for family in (of([0.2, 0.4]), of([0.2, 0.6]), of([0.1, 0.3, 0.4]), of([0.2, 0.5, 1.0])):
+        every = [window for own in family for window in own]
+        for channel in set().union(*every):
+            inputs = set().union(*(window for window in every if channel in window))
+            assert inputs in every
 
 
 def test_the_plan_says_how_much_of_the_network_can_ever_be_trained() -> None:
@@ -709,22 +736,106 @@ def test_the_plan_says_how_much_of_the_network_can_ever_be_trained() -> None:
     assert share(PriSM(channels="all")) == share(PriSM(channels="drawn")) == []
 
 
-@pytest.mark.parametrize("method", [PriSM(), PriSM(channels="first", dropped="zero")], ids=["windows", "first"])
-def test_statistics_of_a_network_that_nobody_can_run_are_those_that_it_would_have_itself(
-    method: Method[Any], tmp_path: Path
-) -> None:
-    run = weak_run(method, tmp_path)
-    shipped = run.customize("1.0")
+FIRST = PriSM(channels="first", dropped="zero")
+
+
+def test_statistics_of_a_network_that_nobody_can_run_are_near_those_that_it_would_have_itself(tmp_path: Path) -> None:
+    run = weak_run(PriSM(), tmp_path)
     shares = [run.experiment.shares.share(client).train for client in range(4)]
     inputs = [part.batch(torch.arange(len(part)))[0] for part in shares]
-    oracle = untrained(run.experiment.context, method, run.state, Size(1.0), [torch.cat(inputs)])
-    trained = slice(None) if method == PriSM() else slice(0, 2)
-    for norm, mean, variance in zip(batch_norms(shipped), oracle.means, oracle.variances):
+    oracle = untrained(run.experiment.context, PriSM(), run.state, Size(1.0), [torch.cat(inputs)])
+    for norm, mean, variance in zip(batch_norms(run.customize("1.0")), oracle.means, oracle.variances):
         assert norm.running_mean is not None
         assert norm.running_var is not None
         # The first pass of a client normalises by its own batch, so the second is near the truth and not at it.
-        torch.testing.assert_close(norm.running_mean[trained], mean[trained], atol=0.1, rtol=0.05)
-        torch.testing.assert_close(norm.running_var[trained], variance[trained], atol=0.1, rtol=0.1)
+        torch.testing.assert_close(norm.running_mean, mean, atol=0.1, rtol=0.05)
+        torch.testing.assert_close(norm.running_var, variance, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("method", "capacities", "channels", "reached"),
+    [
+        (PriSM(), [0.25], 8, 8),
+        (PriSM(), [0.2], 16, 16),  # 4 windows of 4 channels
+        (PriSM(), [0.4], 16, 14),  # 2 windows of 7 channels
+        (PriSM(), [0.2, 0.4], 16, 14),  # in each of these, 2 of 4 channels, which share one
+        (PriSM(), [0.2, 0.6], 16, 14),  # a window of 10, and one of 4 beside it
+        (PriSM(), [0.1, 0.3, 0.4], 20, 20),
+        (FIRST, [0.25], 8, 2),
+        (FIRST, [0.2, 0.4], 16, 7),
+    ],
+    ids=lambda value: getattr(value, "channels", str(value)),
+)
+def test_statistics_of_the_pieces_make_exactly_those_of_the_whole_network(
+    method: PriSM, capacities: list[float], channels: int, reached: int, tmp_path: Path
+) -> None:
+    run = weak_run(method, tmp_path, capacities, width=channels)
+    context, x, full = run.experiment.context, numbers(7, 50, 6), Size(1.0)
+    todo = jobs(context, method, run.state, [full], run.experiment.size_of_group.values())
+    found = {}
+    for job in todo:
+        message = job.extract(Client(0, 0, job.size, 1, 0, 0, "calibrate"))
+        found[job.label] = collect(without_statistics(method.build(context, message)), [x])
+    joined, oracle = whole(context, todo, found)["1.0"], untrained(context, method, run.state, full, [x])
+    for mean, variance, true, spread in zip(joined.means, joined.variances, oracle.means, oracle.variances):
+        varies = spread > 1e-9  # what nobody has is constant
+        assert int(varies.sum()) == reached
+        torch.testing.assert_close(mean[varies], true[varies], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(variance[varies], spread[varies], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "method", [PriSM(), FIRST, PriSM(channels="drawn"), PriSM(channels="all"), FedHM(), OrigDrop()], ids=str
+)
+def test_a_server_with_samples_estimates_what_nobody_can_run_by_a_plain_pass_over_them(
+    method: Method[Any], tmp_path: Path
+) -> None:
+    run = weak_run(method, tmp_path, calibration_proxy=40)
+    random = generator(0, "proxy")
+    samples = torch.randperm(60, generator=random)[:40]
+    full = {name: tensor.double().numpy() for name, tensor in tensors_of(run.customize("1.0")).items()}
+    assert run.experiment.data is not None
+    x = run.experiment.data.train.batch(samples)[0].double().numpy()
+    for layer, norm in (("0", "1"), ("3", "4")):
+        x = x @ full[f"{layer}.weight"].T + full[f"{layer}.bias"]
+        mean, variance = x.mean(0), x.var(0)
+        np.testing.assert_allclose(full[f"{norm}.running_mean"], mean, atol=1e-5)
+        np.testing.assert_allclose(full[f"{norm}.running_var"], variance, rtol=1e-4, atol=1e-6)
+        x = (x - mean) / np.sqrt(variance + 1e-5) * full[f"{norm}.weight"] + full[f"{norm}.bias"]
+        x = np.maximum(x, 0)
+    planned = {own["size"]: own for own in plan(run.experiment)["statistics"]}
+    assert planned["1.0"] == {"size": "1.0", "by": "server", "pieces": 1, "bytes_down": 0, "bytes_up": 0}
+    assert planned["0.25"]["by"] == "clients"
+    assert "by the server on its own samples" in statistics_lines(list(planned.values()))[-1]
+    asked = run.history[-1]["calibration"]
+    assert 4 * planned["0.25"]["bytes_down"] == pytest.approx(asked["bytes_down"], rel=0.1)  # nothing for the full one
+
+
+def test_the_servers_samples_serve_sizes_that_were_never_trained_too(tmp_path: Path) -> None:
+    run = weak_run(PriSM(), tmp_path, calibration_proxy=40)
+    network, (x, _) = run.customize(0.5), run.experiment.calibration_proxy().batch(torch.arange(40))  # type: ignore[union-attr]
+    with torch.no_grad():
+        first = network.get_submodule("0")(x)
+    np.testing.assert_allclose(batch_norms(network)[0].running_mean, first.mean(0), atol=1e-5)
+
+
+def test_a_server_without_samples_cannot_calibrate_and_says_so_at_once() -> None:
+    tables = {"data": {"name": "devices"}, "model": {"name": "mlp"}, "method": {"name": "prism"}}
+    with pytest.raises(ConfigError, match=r"calibration_proxy: .*data\.test"):
+        from_dict(tables, ["evaluation.calibration_proxy=10"])
+
+    tables["data"]["test"] = "digits"
+    part = Experiment.from_config(from_dict(tables, ["evaluation.calibration_proxy=10"])).calibration_proxy()
+    assert part is not None
+    assert len(part) == 10
+
+    def share(device: int) -> Share:
+        parts = Data(train=(numbers(device, 12, 6), torch.arange(12) % 3)).train
+        return Share(parts, parts)
+
+    own = {"on": ["clients"], "calibration_proxy": 10}
+    made = Experiment(data=share, clients=4, model=normed(), method=PriSM(), evaluation=own)
+    assert any("calibration_proxy: given 10" in notice for notice in plan(made)["notices"])
 
 
 @pytest.mark.parametrize("method", [PriSM(), PriSM(channels="drawn"), FedHM()], ids=["windows", "drawn", "fedhm"])

@@ -51,6 +51,7 @@ def statistics_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
     words = {
         "clients": "estimated by clients that can run it",
         "pieces": "put together from {pieces} parts that clients can run; no client gets the whole",
+        "server": "estimated by the server on its own samples, since no client can run it",
         "batch": "none: no client can run it, so it goes on normalising by its batch",
     }
     lines = []

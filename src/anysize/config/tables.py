@@ -315,6 +315,8 @@ class EvaluationConfig(Table):
     """How many clients re-estimate batch-norm statistics."""
     calibration_samples: Count = 64
     """The most training samples that each of these clients uses for that."""
+    calibration_proxy: Count | None = None
+    """How many training samples the server has itself, for sizes that no device can run; absent: it has none."""
     clients: Count | None = None
     """How many clients evaluate on their holdouts if `on` has "clients"; absent: all."""
     attack: Literal["none", "pgd", "auto"] = "none"
@@ -455,6 +457,8 @@ class ExperimentConfig(Table):
             yield f"devices.available: {own} real devices decide when they are available; leave it out"
         if "test" in self.evaluation.on and self.data.test is None:
             yield f'evaluation.on: {own} the server has no test set; name one in data.test, or set on = ["clients"]'
+        if self.evaluation.calibration_proxy is not None and self.data.test is None:
+            yield f"evaluation.calibration_proxy: {own} the server has no samples; name a data set in data.test"
         if self.tricks.weighting == "samples" and not self.tells("samples"):
             yield (
                 'tricks.weighting: "samples" needs every device\'s number of samples; set devices.share = ["samples"], '

@@ -32,6 +32,7 @@ class Job:
         extract: what a client receives.
         kept: of a piece, its channels.
         anybody: in a simulation any client may run it, if none can.
+        server: the server runs it on its own samples, and no client does.
     """
 
     label: str
@@ -40,27 +41,38 @@ class Job:
     extract: Callable[[Client], SubModel]
     kept: Kept | None = None
     anybody: bool = False
+    server: bool = False
 
 
 def jobs(
-    context: Context, method: Method[Any], state: Any, sizes: Sequence[Size], devices: Collection[Size]
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    sizes: Sequence[Size],
+    devices: Collection[Size],
+    proxy: bool = False,
 ) -> list[Job]:
-    """What clients run to calibrate these sizes, the largest, the longest work, first.
+    """What is run to calibrate these sizes, the largest, the longest work, first.
 
-    Members of a mixture are all of the smallest size. Any other size is run whole, if one of the `devices` holds it;
-    else in pieces, if the method has such; else not at all: it goes on normalising by its batch.
+    Members of a mixture are all of the smallest size. Any other size is run whole, by clients if one of the `devices`
+    holds it, else by the server if it has samples (`proxy`); else in pieces by clients, if the method has such; else
+    not at all: it goes on normalising by its batch.
     """
     if isinstance(method, Mixture):
         names = dict.fromkeys(name for size in sizes for name in method.members(context, state, size))
         member = partial(partial, method.member, context, state)
         return [Job(name, name, context.sizes[0], member(name)) for name in names]
-    return [job for size in reversed(sizes) for job in _jobs_of(context, method, state, size, devices)]
+    return [job for size in reversed(sizes) for job in _jobs_of(context, method, state, size, devices, proxy)]
 
 
-def _jobs_of(context: Context, method: Method[Any], state: Any, size: Size, devices: Collection[Size]) -> list[Job]:
+def _jobs_of(
+    context: Context, method: Method[Any], state: Any, size: Size, devices: Collection[Size], proxy: bool
+) -> list[Job]:
     held, extract = any(device.holds(size) for device in devices), partial(method.extract, context, state)
     if held or method.needs_simulation:
         return [Job(size.label, size.label, size, extract, anybody=not held)]
+    if proxy:
+        return [Job(size.label, size.label, size, extract, server=True)]
     if not isinstance(method, Pieced) or not all(norm.affine for norm in batch_norms(context.template)):
         return []  # a batch-norm without weights has no tensor that says which channels a piece has
     return [
@@ -96,7 +108,8 @@ def estimates(experiment: Experiment, state: Any) -> list[Json]:
     if not needs_calibration(context):
         return []
     sizes = list(method.sizes(context))
-    todo = jobs(context, method, state, sizes, experiment.size_of_group.values())
+    proxy = experiment.config.evaluation.calibration_proxy is not None
+    todo = jobs(context, method, state, sizes, experiment.size_of_group.values(), proxy)
     of_size = {size.label: [job for job in todo if job.whole == size.label] for size in sizes}
     if isinstance(method, Mixture):
         of_size = {"each member": todo[:1]}
@@ -106,13 +119,15 @@ def estimates(experiment: Experiment, state: Any) -> list[Json]:
 def _by(own: Sequence[Job]) -> str:
     if not own:
         return "batch"
+    if own[0].server:
+        return "server"
     return "clients" if own[0].kept is None else "pieces"
 
 
 def _traffic(context: Context, method: Method[Any], own: Sequence[Job]) -> Json:
     """The messages to one client in all passes, and its answers; a second pass has the first one's statistics."""
     down = up = 0
-    for job in own:
+    for job in [job for job in own if not job.server]:
         message = job.extract(Client(0, 0, job.size, 1, 0, context.seed, "calibrate"))
         answer, note = collect(method.build(context, message), []).tensors(), message.ticket.to_json()
         first, later = size_bytes(message.tensors, note), size_bytes({**message.tensors, **answer}, note)

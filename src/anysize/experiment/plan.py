@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 from anysize.cost.count import Cost, trained
-from anysize.errors import DataError
+from anysize.errors import ConfigError, DataError
 from anysize.experiment.estimating import estimates
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.methods.capabilities import Factored, Searched, asks_held_out
@@ -67,7 +67,8 @@ def _unmeasurable(experiment: Experiment) -> list[str]:
     try:
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
-    except DataError as error:
+        experiment.calibration_proxy()
+    except (ConfigError, DataError) as error:
         return [f"a run would be refused: {error}"]
     return []
 

@@ -336,12 +336,32 @@ class Setup:
     def _proxy_share(self, fraction: float) -> Share:
         """An even draw of the training data in use, the same for every method, a fifth of it held out."""
         assert isinstance(self.source, Data)
-        whole = self.source.train
-        used = self.shares.used if self.config.data.fraction < 1 else torch.arange(len(whole))
-        order = used[torch.randperm(len(used), generator=generator(self.config.seed, "proxy"))]
+        whole, order = self.source.train, self._proxy_order(self.source)
         chosen = order[: min(len(order), max(5, round(fraction * len(order))))]
         held = max(1, len(chosen) // 5)
         return Share(SubsetPart(whole, chosen[held:]), SubsetPart(whole, chosen[:held]))
+
+    def _proxy_order(self, data: Data) -> Tensor:
+        """The training samples that the server may hold, in a random order; of a split data set, those in use."""
+        split = data is self.source and self.config.data.fraction < 1
+        used = self.shares.used if split else torch.arange(len(data.train))
+        return used[torch.randperm(len(used), generator=generator(self.config.seed, "proxy"))]
+
+    def calibration_proxy(self) -> SubsetPart | None:
+        """The server's own samples for batch-norm statistics; None if it has none.
+
+        They are training samples in use or, if the devices have those, training samples of the set in data.test.
+        """
+        count = self.config.evaluation.calibration_proxy
+        if count is None:
+            return None
+        data = self.data or self.tested
+        if data is None:
+            raise ConfigError(
+                f"evaluation.calibration_proxy: given {count}, but '{self.config.data.name}' returns one device's "
+                "share, so that the server has no samples; leave it out"
+            )
+        return SubsetPart(data.train, self._proxy_order(data)[:count])
 
     def context_for(self, sizes: tuple[Size, ...], table: Table | None = None) -> Context:
         """The context of a fleet that trains `sizes`."""

@@ -410,27 +410,34 @@ def drawn_channels(context: Context, kept: Kept, random: torch.Generator) -> Kep
 
 
 def windows(context: Context, width: float) -> list[Kept]:
-    """The windows of neighbouring channels of that width: as many as fit side by side into every layer, at least one.
+    """The windows of neighbouring channels that clients of that width compute, each at one place in all layers.
 
-    A window lies at the same place in the order of windows in all layers, so that what a layer computes is what the
-    next one reads. Windows of one width have no channel in common, and a window of the fleet's smallest width is inside
-    one of a larger width or beside it: so no channel ever gets inputs from two of them.
+    From the fleet's largest width to the smallest, as many windows lie side by side as fit into what the larger ones
+    leave of every layer. Inside each of these, windows of every smaller width cover it. So all windows that have a
+    channel lie inside one window, and outside of that one the channel has no inputs.
     """
-    smallest, own = (context.axes.kept(w) for w in (min(width, context.sizes[0].width), width))
-    elastic = [group for group in context.axes.groups if not group.fixed]
-    counts = {group.name: own.count(group.name) for group in elastic}
-    steps = {name: _up_to(count, smallest.count(name)) for name, count in counts.items()}
-    number = min((1 + (g.size - counts[g.name]) // steps[g.name] for g in elastic), default=1)
-    starts = [{name: place * step for name, step in steps.items()} for place in range(number)]
+    sizes = {group.name: group.size for group in context.axes.groups if not group.fixed}
+    widths = {width, *(size.width for size in context.sizes if size.width > width)}
+    counts = {own: {name: context.axes.kept(own).count(name) for name in sizes} for own in widths}
+    places: list[dict[str, int]] = []
+    start = dict.fromkeys(sizes, 0)
+    for own in sorted(widths, reverse=True):
+        for _ in range(min(((size - start[name]) // counts[own][name] for name, size in sizes.items()), default=1)):
+            places += _covering(start, counts[own], counts[width])
+            start = {name: first + counts[own][name] for name, first in start.items()}
     return [
-        context.axes.kept({name: list(range(start, start + counts[name])) for name, start in places.items()})
-        for places in starts
+        context.axes.kept({name: list(range(first, first + counts[width][name])) for name, first in place.items()})
+        for place in places
     ]
 
 
-def _up_to(count: int, unit: int) -> int:
-    """The smallest multiple of `unit` that is at least `count`."""
-    return unit * math.ceil(count / unit)
+def _covering(start: Mapping[str, int], outer: Mapping[str, int], inner: Mapping[str, int]) -> list[dict[str, int]]:
+    """Where windows of `inner` channels start that cover a window of `outer` ones; the last ends where it ends."""
+    number = max((math.ceil(outer[name] / inner[name]) for name in start), default=1)
+    return [
+        {name: first + min(place * inner[name], outer[name] - inner[name]) for name, first in start.items()}
+        for place in range(number)
+    ]
 
 
 def within(context: Context, state: PriSMState, kept: Kept) -> Tensors:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anysize.client.batches import batches, draw
 from anysize.client.process import hold_memory, one_thread
@@ -32,7 +32,7 @@ from anysize.rng import generator
 from anysize.runs import checkpoint as checkpoints
 from anysize.runs.directory import saved_config
 from anysize.runs.events import history
-from anysize.server.calibration import calibrate, untrained
+from anysize.server.calibration import calibrate, proxy_inputs, untrained
 from anysize.server.judging import check_attackable, on_test, under_attack
 from anysize.wire import Json
 
@@ -231,9 +231,11 @@ class Run:
         """Statistics of sizes, estimated now on the clients' data; an error if only devices have it."""
         experiment = self.experiment
         context, method, devices = experiment.context, experiment.method, experiment.size_of_group.values()
-        if not jobs(context, method, self.state, sizes, devices):  # they normalise by their batch, as `plan` says
+        proxy = experiment.config.evaluation.calibration_proxy is not None
+        todo = jobs(context, method, self.state, sizes, devices, proxy)
+        if not todo:  # they normalise by their batch, as `plan` says
             return {}
-        if experiment.config.own_data:
+        if experiment.config.own_data and not all(job.server for job in todo):
             raise DataError(
                 f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "
                 "devices, and none that can run it has answered. Evaluations estimate them: continue with --resume"
@@ -243,6 +245,12 @@ class Run:
 
     def _untrained(self, size: Size) -> Statistics:
         """Statistics of a size that was never trained: no client has tracked any, whatever tricks.batch_norm is."""
+        experiment = self.experiment
+        inputs = proxy_inputs(experiment) or self._inputs_of_clients()
+        return untrained(experiment.context, experiment.method, self.state, size, inputs)
+
+    def _inputs_of_clients(self) -> list[Tensor]:
+        """Batches of the training samples of some clients, all of which are here."""
         experiment, count = self.experiment, self.config.evaluation.calibration_clients
         shares, batch = experiment.shares, self.config.training.batch_size
         random = generator(self.config.seed, self.round, "untrained")
@@ -251,8 +259,7 @@ class Run:
         parts = [shares.share(client).train for client in chosen]
         most = self.config.evaluation.calibration_samples
         orders = [torch.randperm(len(part), generator=random)[:most] for part in parts]
-        inputs = [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
-        return untrained(experiment.context, experiment.method, self.state, size, inputs)
+        return [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
 
 
 def _known(directory: Path, about: Json) -> Known:

@@ -165,6 +165,7 @@ class _Runner:
         experiment = self._experiment
         if "test" in experiment.config.evaluation.on:
             evaluation_part(experiment)
+        experiment.calibration_proxy()
         interrupts.check()
         if asks_held_out(experiment.method) and experiment.data is not None and not experiment.config.data.validation:
             raise ConfigError("method: it evaluates on the clients' holdouts, and they have none; set data.validation")
