@@ -2,15 +2,18 @@
 
     python experiments/prism/channels.py digits 0 1 2 > experiments/prism/results/channels-digits.csv
 
-The arguments are a setting and seeds. Choose by the column `held_out` (clients' own held-out samples) alone. Both
-columns normalise by batches of 500, as the paper tests; `train_macs` and `parameters` are a client's cost.
+The arguments are a setting, seeds and, if not all are wanted, choices of channels. Choose by the column `held_out`
+(clients' own held-out samples) alone. Both columns normalise by batches of 500, as the paper tests; `train_macs` and
+`parameters` are a client's cost.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -57,30 +60,32 @@ def hits(network: nn.Module, x: Tensor, y: Tensor) -> int:
     return int((network(to_input(x)).argmax(1) == y).sum())
 
 
-def main(setting: str, seeds: list[str]) -> None:
+def measured(setting: str, choice: str, seed: str) -> Iterator[str]:
+    """A row for each size of one run: rounds, size, both accuracies, a client's cost, and seconds."""
+    began = time.perf_counter()
     file, changes = SETTINGS[setting]
+    config = az.config.load(HERE / file, [*changes, *CHOICES[choice], *QUICK, f"seed={seed}"])
+    with tempfile.TemporaryDirectory() as folder, one_thread():
+        run = az.run(Experiment.from_config(config), out=Path(folder) / "run", progress=False)
+        made, shares = run.experiment, run.experiment.shares
+        held = [shares.share(client).held_out for client in range(len(shares))]
+        cost = run.cost(made.context.sizes[0])
+        for size in run.sizes:
+            network = made.method.customize(made.context, run.state, size)
+            found = [accuracy(network, [p for p in held if p is not None]), accuracy(network, [evaluation_part(made)])]
+            about = f"{cost.parameters},{cost.training_macs},{time.perf_counter() - began:.0f}"
+            yield f"{run.round},{size.label},{found[0]:.1f},{found[1]:.1f},{about}"
+
+
+def main(setting: str, more: list[str]) -> None:
+    seeds = [word for word in more if word.isdigit()]
+    choices = [word for word in more if not word.isdigit()] or list(CHOICES)
+    command = shlex.join(["python", "experiments/prism/channels.py", setting, *more]).replace('"', '""')
     print("data,channels,seed,rounds,size,held_out,test,parameters,train_macs,seconds,command", flush=True)
-    command = f"python experiments/prism/channels.py {setting} {' '.join(seeds)}"
     for seed in seeds:
-        for name, options in CHOICES.items():
-            began = time.perf_counter()
-            more = [
-                "engine.name=inprocess",
-                f"seed={seed}",
-                'evaluation={on=["clients"],clients=1,calibration_clients=1}',
-            ]
-            made = Experiment.from_config(az.config.load(HERE / file, [*changes, *options, *more]))
-            with tempfile.TemporaryDirectory() as folder, one_thread():
-                run = az.run(made, out=Path(folder) / "run", progress=False)
-                shares = [run.experiment.shares.share(client) for client in range(len(run.experiment.shares))]
-                held = [share.held_out for share in shares if share.held_out is not None]
-                cost = run.cost(run.experiment.context.sizes[0])
-                for size in run.sizes:
-                    network = run.experiment.method.customize(run.experiment.context, run.state, size)
-                    found = [accuracy(network, part) for part in (held, [evaluation_part(run.experiment)])]
-                    about = f"{cost.parameters},{cost.training_macs},{time.perf_counter() - began:.0f}"
-                    measured = f"{size.label},{found[0]:.1f},{found[1]:.1f}"
-                    print(f'{setting},"{name}",{seed},{run.round},{measured},{about},{command}', flush=True)
+        for choice in choices:
+            for row in measured(setting, choice, seed):
+                print(f'{setting},"{choice}",{seed},{row},"{command}"', flush=True)
 
 
 if __name__ == "__main__":
