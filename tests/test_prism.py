@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
+from anysize import report
 from anysize.cli.printing import statistics_lines
 from anysize.client.optimizer import make_optimizer
 from anysize.client.work import perform
@@ -431,6 +432,81 @@ def test_the_report_gets_needed_kernels_values_and_draws() -> None:
     needed = float(np.exp(-(shares * np.log(shares)).sum()))
     assert found["needed_kernels/2.weight"].tolist() == pytest.approx([needed, 8.0], rel=1e-4)
     assert float(found["participating_kernels/2.weight"]) == pytest.approx(1 / (shares**2).sum(), rel=1e-4)
+
+
+def columns(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The im2col of a 3 x 3 convolution with padding 1: images (B, M, h, w) as the matrix (9 M, B h w)."""
+    padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    height, width = image.shape[2:]
+    places = [padded[:, :, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    return np.stack(places, 2).transpose(1, 2, 0, 3, 4).reshape(9 * image.shape[1], -1)
+
+
+@pytest.mark.parametrize("refresh_every", [1, 2])
+def test_the_report_gets_features_their_overlap_and_the_ranks_of_what_kernels_give(refresh_every: int) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, padding=1), nn.Flatten())
+    x = numbers(1, 5, 2, 4, 4)
+    method = PriSM(channels="all", refresh_every=refresh_every)
+    context = Experiment(
+        data=Data(train=(x, torch.arange(5) % 3)),
+        clients=2,
+        model=nn.Sequential(*model, nn.Linear(96, 3)),
+        method=method,
+        devices={"capacities": [0.5]},
+    ).context
+    state = method.init(context)
+    state = method.aggregate(context, state, iter(answers(context, method, state, [0.5, 0.5])))
+    found = {name: tensor.double().numpy() for name, tensor in method.observe(context, state, x).items()}
+
+    first = {name: tensor.double().numpy() for name, tensor in state.rest.items()}
+    hidden = first["0.weight"].reshape(4, -1) @ columns(x.double().numpy()) + first["0.bias"][:, None]
+    hidden = np.maximum(hidden, 0).reshape(4, 5, 4, 4).transpose(1, 0, 2, 3)
+    entered = columns(hidden)  # (36, 80)
+    left = state.left["2.weight"].double().numpy().reshape(6, -1)
+    right = state.right["2.weight"].double().numpy().reshape(-1, 36)
+    every = [np.outer(left[:, i], right[i] @ entered) for i in range(6)]
+    norms = [np.linalg.norm(own) for own in every]
+    cosines = [abs((every[i] * every[j]).sum()) / norms[i] / norms[j] for i in range(6) for j in range(i)]
+    assert float(found["feature_overlap/2.weight"]) == pytest.approx(max(cosines), abs=1e-4)
+    assert (max(cosines) < 1e-4) == (refresh_every == 1)
+
+    order = np.argsort(-state.values["2.weight"].numpy())
+    for row, (keep, count) in zip(found["feature_rank/2.weight"], [(0.5, 3), (1.0, 6)]):
+        top = order[:count]
+        made, outputs = right[top] @ entered, left[:, top] @ right[top] @ entered
+        spectrum = np.linalg.svd(outputs, compute_uv=False)
+        shares = spectrum[spectrum > 1e-9 * spectrum[0]] / spectrum.sum()
+        needed = np.exp(-(shares * np.log(shares)).sum())
+        expected = [np.linalg.matrix_rank(own, rtol=1e-6) for own in (made, left[:, top], outputs)]
+        assert row.tolist() == pytest.approx([keep, count, 6, *expected, needed], rel=1e-4)
+        assert expected[2] <= count  # Eq. (4)
+
+    np.testing.assert_allclose(found["kernel_features/2-input"], x[0].mean(0), atol=1e-6)
+    for place, kernel in enumerate(order[:3], 1):
+        picture = np.linalg.norm(left[:, kernel]) * (right[kernel] @ columns(hidden[:1])).reshape(4, 4)
+        np.testing.assert_allclose(found[f"kernel_features/2-kernel-{place}"], picture, atol=1e-4)
+
+
+def test_a_run_writes_what_its_kernels_make_of_test_samples_and_the_report_draws_it(tmp_path: Path) -> None:
+    made = Experiment(
+        data="digits",
+        clients=4,
+        model={"name": "small-cnn", "options": {"channels": [4, 8]}},
+        method=PriSM(),
+        devices={"capacities": [0.5], "participation": 0.5},
+        engine={"name": "inprocess"},
+        partition={"fraction": 0.1},
+        rounds=1,
+    )
+    run = made.run(tmp_path / "run")
+    report.write(run.directory)
+    names = sorted(path.name for path in (run.directory / "report").glob("analysis-*.csv"))
+    layer = next(name for name in names if name.endswith("-input.csv")).split("-")[-2]
+    assert {"analysis-feature_overlap.csv", "analysis-feature_rank.csv"} <= set(names)
+    assert f"analysis-kernel_features-{layer}-kernel-3.csv" in names
+    lines = (run.directory / "report" / "analysis-feature_rank.csv").read_text().splitlines()
+    assert lines[0] == "round,layer,keep,kernels,channels,rank_maps,rank_kernels,rank_outputs,needed"
+    assert [line.split(",")[2] for line in lines[1:]] == ["0.5", "1.0"]
 
 
 def test_wrong_options_are_listed_at_once() -> None:

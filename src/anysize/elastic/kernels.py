@@ -289,7 +289,7 @@ class Factorised(nn.Module):
             weight = self.network.get_parameter(name)
             path, _, leaf = name.rpartition(".")
             layer = self.network.get_submodule(path)
-            if path and leaf == "weight" and len(owners_of(self.network, weight)) == 1 and _runs_as_pair(layer):
+            if path and leaf == "weight" and len(owners_of(self.network, weight)) == 1 and runs_as_pair(layer):
                 parent, _, child = path.rpartition(".")
                 setattr(self.network.get_submodule(parent), child, Pair(layer, left[name], right[name]))
                 self._pairs[name] = path
@@ -365,7 +365,7 @@ def _displace(network: nn.Module, weight: Tensor) -> None:
         owner.register_buffer(leaf, placeholder, persistent=False)
 
 
-def _runs_as_pair(layer: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
+def runs_as_pair(layer: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
     """Whether the layer's own forward is all that uses its weight; False for subclasses, which may do anything."""
     if isinstance(layer, _ConvNd) and type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

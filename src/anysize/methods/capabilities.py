@@ -105,6 +105,14 @@ class CarriesMomentum(ABC):
         """
 
 
+class Observed(ABC, Generic[State]):
+    """What the network does to samples belongs into the report."""
+
+    @abstractmethod
+    def observe(self, context: Context, state: State, x: Tensor) -> Mapping[str, Tensor]:
+        """Server: arrays for the report besides those of `describe`, from inputs of a few test samples."""
+
+
 class Mixture(ABC, Generic[State]):
     """What a method also derives from if its networks are means of smaller ones, each of which every client can run.
 

@@ -16,10 +16,11 @@ Trained with only Weak Clients". Transactions on Machine Learning Research, 2023
     lambda          training.weight_decay                   scalar
 
 Equation index (in `elastic.kernels` unless said otherwise): Eq. (1) -> `principal_kernels`; Eq. (2) -> `draw`; Eq. (3)
--> `Pair`; Eq. (5) -> `PriSM.aggregate` and `make_part` here; Eq. (6) -> `Factorised.regulariser`; orthogonal space
-refresh -> `refreshed` here, the stage "svd" of a profiled run (Table 4); the number of required kernels (section
-4.4.1) -> `needed_kernels`, as the authors' code counts it -> `participating_kernels`; activation normalisation ->
-[tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting = "clients".
+-> `Pair`; Eq. (4) and Fig. 3 -> `PriSM.observe` here; Eq. (5) -> `PriSM.aggregate` and `make_part` here; Eq. (6) ->
+`Factorised.regulariser`; orthogonal space refresh -> `refreshed` here, the stage "svd" of a profiled run (Table 4); the
+number of required kernels (section 4.4.1) -> `needed_kernels`, as the authors' code counts it ->
+`participating_kernels`; activation normalisation -> [tricks] batch_norm = "batch"; alpha = 1 / C_i -> weighting =
+"clients".
 
 What is decomposed: every trained weight whose outputs change with the width and whose inputs are another layer's
 outputs, except 1 x 1 convolutions. That leaves the stem, projections, the classifier, norms and biases dense, as the
@@ -45,8 +46,8 @@ Departures:
   has no such network.
 - The paper tests by the statistics of the test batch. A finished network has fixed ones. If no client can run the full
   network, clients estimate those of the networks in the windows, which they can run, and the server puts them together
-  (`PriSM.pieces`). With other choices of channels there is nothing to put together, and the full network goes on
-  normalising by its batch, as the paper does.
+  (`PriSM.pieces`). With other choices of channels there is nothing to put together: unless the server has samples of
+  its own (`evaluation.calibration_proxy`), the full network goes on normalising by its batch, as the paper does.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from torch import Tensor, nn
 from anysize.config.values import Count, NotNegative
 from anysize.elastic.axes import Kept
 from anysize.elastic.basis import key, unkey
+from anysize.elastic.features import Seen, layer_inputs, maps, overlap, ranks
 from anysize.elastic.kernels import (
     Factorised,
     Sampling,
@@ -82,7 +84,7 @@ from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import scatter_, take
 from anysize.errors import MethodError
 from anysize.methods.base import Method
-from anysize.methods.capabilities import CarriesMomentum, Piece, Pieced
+from anysize.methods.capabilities import CarriesMomentum, Observed, Piece, Pieced
 from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, feed_forward_weights, inner_weights
 from anysize.methods.kit import checked, class_weights, sub_model
@@ -142,7 +144,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PriSM(Method[PriSMState], CarriesMomentum, Pieced[PriSMState]):
+class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[PriSMState]):
     """Principal probabilistic sub-models.
 
     Attributes:
@@ -314,6 +316,23 @@ class PriSM(Method[PriSMState], CarriesMomentum, Pieced[PriSMState]):
             found[f"kernel_draws/{name}"] = torch.stack([values, state.draws[name] / max(1, state.rounds)])
         return found
 
+    def observe(self, context: Context, state: PriSMState, x: Tensor) -> Mapping[str, Tensor]:
+        """For each layer of the full network, how far its kernels' features overlap, and Eq. (4) at every size; Fig. 3.
+
+        "feature_overlap" is the largest cosine between two kernels' outputs. A row of "feature_rank" is a keep ratio:
+        that ratio, r, N, the ranks of Eq. (4) for the r most important kernels at all channels (of the maps that enter
+        Conv_U, of its weight, of its outputs), and how many directions the outputs need. "kernel_features" are the
+        first sample and what the first three kernels of the first convolution make of it.
+        """
+        found: Tensors = {}
+        seen = layer_inputs(self.customize(context, state, Size(1.0)), list(state.values), x)
+        for name, own in seen.items():
+            made = maps(own, state.right[name])
+            found[f"feature_overlap/{name}"] = torch.tensor(overlap(state.left[name], made))
+            rows = [output_ranks(state, name, made, size.width) for size in self.sizes(context)]
+            found[f"feature_rank/{name}"] = torch.tensor(rows, dtype=torch.float64)
+        return found | features(state, seen, x)
+
     def _part(self, context: Context, state: PriSMState, keep: float, round: int, client: int) -> Part:
         """The part of the state that a client trains in a round."""
         kept = context.axes.kept(self._width(keep))
@@ -385,6 +404,26 @@ class PriSM(Method[PriSMState], CarriesMomentum, Pieced[PriSMState]):
             'channels = "all" trains everything, at more cost'
         )
         return found
+
+
+def output_ranks(state: PriSMState, name: str, made: Tensor, keep: float) -> list[float]:
+    """Eq. (4) for a layer's most important kernels, as many as a keep ratio has; see `PriSM.observe`."""
+    left, right = state.left[name], state.right[name]
+    count = rank((left.shape[0], *right.shape[1:]), keep)
+    top = state.values[name].topk(count).indices
+    return [keep, count, len(left), *ranks(left[:, top], made[top])]
+
+
+def features(state: PriSMState, seen: Mapping[str, Seen], x: Tensor) -> Tensors:
+    """Fig. 3: the first sample, and sigma_i v_i^T X of the three most important kernels of the first convolution."""
+    name = next((name for name in seen if state.right[name].dim() == 4), None)
+    if name is None:
+        return {}
+    top = state.values[name].topk(min(3, len(state.values[name]))).indices
+    first = Seen(seen[name].layer, seen[name].inputs[:1])
+    shown = maps(first, state.right[name][top])[:, 0] * state.left[name][:, top].flatten(1).norm(dim=0)[:, None, None]
+    pictures = {"input": x[0].mean(0)} | {f"kernel-{i}": picture for i, picture in enumerate(shown, 1)}
+    return {f"kernel_features/{name.removesuffix('.weight')}-{what}": own for what, own in pictures.items()}
 
 
 def drawn(

@@ -256,6 +256,46 @@ def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> lis
     ]
 
 
+def feature_rank(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """How many directions each layer's outputs have, over rounds; rows of an array are keep ratios, see `PriSM`."""
+    needed = {
+        f"{_layer(item)}, {int(rounds[max(rounds)][0][1])} of {int(rounds[max(rounds)][0][2])} kernels": {
+            r: np.asarray(array[0][-1]) for r, array in rounds.items()
+        }
+        for item, rounds in items.items()
+    }
+    caption = (
+        "How many directions it takes to approximate the outputs of each layer on a few test samples, with the most "
+        "important kernels of the smallest size. There cannot be more of them than kernels, so that outputs are "
+        "redundant if there are more channels. The CSV has all sizes, and the ranks of both factors and of the outputs."
+    )
+    rows = tuple(
+        (round_, _layer(item), *(finite(float(value)) for value in row))
+        for item, rounds in items.items()
+        for round_, array in rounds.items()
+        for row in array
+    )
+    keys = ("round", "layer", "keep", "kernels", "channels", "rank_maps", "rank_kernels", "rank_outputs", "needed")
+    figure = over_rounds(record, "directions needed", needed, caption)
+    return [replace(figure, name=f"analysis-{kind}", title="Directions of the outputs", keys=keys, rows=rows)]
+
+
+def feature_overlap(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """How far the outputs of two kernels of a layer are from orthogonal, over rounds."""
+    caption = (
+        "The largest cosine between the outputs of two principal kernels, on a few test samples. It is 0 up to "
+        "rounding after the kernels were decomposed, and grows until they are again."
+    )
+    figure = over_rounds(record, "overlap", {_layer(item): rounds for item, rounds in items.items()}, caption)
+    return [replace(figure, name=f"analysis-{kind}", title="Overlap of the kernels' features")]
+
+
+def kernel_features(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
+    """A sample and what single kernels make of it, as pictures."""
+    caption = "A test sample and what the most important kernels of the first such layer make of it."
+    return [matrix(kind, _layer(item), rounds[max(rounds)], caption) for item, rounds in items.items()]
+
+
 def _layer(item: str) -> str:
     """The layer's name from its weight's: without the ending, and without the prefix of a normalised network."""
     return item.removesuffix(".weight").removeprefix("network.")
@@ -267,4 +307,7 @@ DRAWN: dict[str, Drawer] = {
     "coefficients": coefficients,
     "needed_kernels": needed_kernels,
     "kernel_draws": kernel_draws,
+    "feature_rank": feature_rank,
+    "feature_overlap": feature_overlap,
+    "kernel_features": kernel_features,
 }

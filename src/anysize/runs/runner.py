@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anysize import config as configs
 from anysize import interrupts
 from anysize.client import stacking
+from anysize.client.batches import draw
 from anysize.client.process import hold_memory, one_thread
 from anysize.cost.count import Cost
 from anysize.devices.fleet import Fleet
@@ -31,7 +33,7 @@ from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
-from anysize.methods.capabilities import Finishing, asks_held_out, parts_of
+from anysize.methods.capabilities import Finishing, Observed, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
 from anysize.runs import checkpoint as checkpoints
@@ -42,11 +44,12 @@ from anysize.runs.progress import OnEvent, watched
 from anysize.runs.resuming import resumed
 from anysize.runs.run import Run
 from anysize.server.calibration import Traffic, calibrate
-from anysize.server.judging import by_group, check_attackable, judged, on_clients, on_test, under_attack
+from anysize.server.judging import by_group, check_attackable, judged, on_clients, on_test, shuffled, under_attack
 from anysize.server.round import Tally, run_round
 from anysize.wire import Json, Tensors, flatten, restore
 
 _HISTOGRAM_CLIENTS = 200
+_OBSERVED = 16  # test samples that a method sees for the report
 
 
 MakeEngine = Callable[[Experiment, Mapping[int, Tensors]], Engine]
@@ -256,7 +259,7 @@ class _Runner:
         if number % config.evaluate_every == 0 or number == config.rounds:
             with stage("evaluate"), measuring(None):  # includes extracting, sending and calibrating
                 event |= self._evaluate(after, engine, fleet, missing)
-            directories.write_analysis(self._directory, number, method.describe(context, state))
+            directories.write_analysis(self._directory, number, self._analysis(state))
         event |= _missing(tally, missing)
         event["seconds"] = round(time.perf_counter() - began, 3)
         self._event(event | self._profile())
@@ -268,6 +271,16 @@ class _Runner:
         if stops:
             raise AnysizeError(self._given_up(number, least, tally))
         return after
+
+    def _analysis(self, state: Any) -> dict[str, Tensor]:
+        """The method's arrays for the report."""
+        experiment = self._experiment
+        context, method = experiment.context, experiment.method
+        found = dict(method.describe(context, state))
+        if isinstance(method, Observed) and "test" in experiment.config.evaluation.on:
+            some = shuffled(evaluation_part(experiment), _OBSERVED)
+            found |= method.observe(context, state, draw(some, torch.arange(len(some))).x)
+        return found
 
     def _introduce(self, number: int, fleet: Fleet) -> None:
         """An event that lists the devices that are new, or can train another size than before."""
