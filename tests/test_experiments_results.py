@@ -140,6 +140,26 @@ def test_prism_against_the_full_network() -> None:
                 assert abs(float(difference.strip("()")) - gap) <= 0.051, (name, split, keep)
 
 
+def test_prism_by_channels() -> None:
+    names = {
+        '`"windows"`, the default': "windows",
+        '`"first"`, `dropped = "zero"`': "first, zero",
+        '`"first"`, `dropped = "kept"`': "first, kept",
+        '`"drawn"`': "drawn",
+        '`"all"`': "all",
+        "`origdrop`": "origdrop",
+    }
+    found = {data: rows("prism", f"channels-{data}") for data in ("digits", "fashion-mnist")}
+    columns = [(data, column) for data in found for column in ("held_out", "test")]
+    for name, *cells, parameters in table("prism", "| `channels` | digits, held-out"):
+        for (data, column), cell in zip(columns, cells):
+            for seed, value in enumerate(cell.split()):
+                where = {"channels": names[name], "seed": str(seed), "size": "1.0"}
+                assert value == one(found[data], column, **where), (name, data, seed)
+        counts = [one(found[data], "parameters", channels=names[name], seed="0", size="1.0") for data in found]
+        assert parameters.replace(",", "") == "; ".join(counts)
+
+
 def test_prism_by_sampling() -> None:
     found = rows("prism", "fashion-mnist-30-rounds")
     names = {"importance, kappa 4": "", "softmax": " softmax", "uniform": " uniform", "top": " top"}

@@ -328,6 +328,8 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
         seen = layer_inputs(self.customize(context, state, Size(1.0)), list(state.values), x)
         for name, own in seen.items():
             made = maps(own, state.right[name])
+            if not made.isfinite().all():  # a network that diverges; the report's arrays must not stop the run
+                continue
             found[f"feature_overlap/{name}"] = torch.tensor(overlap(state.left[name], made))
             rows = [output_ranks(state, name, made, size.width) for size in self.sizes(context)]
             found[f"feature_rank/{name}"] = torch.tensor(rows, dtype=torch.float64)
