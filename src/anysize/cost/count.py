@@ -19,6 +19,7 @@ from anysize.client.step import client_loss
 from anysize.client.work import needs_calibration
 from anysize.cost.operations import counter
 from anysize.cost.recurrence import FewSteps
+from anysize.cost.shapes import Remembered
 from anysize.elastic.fast import fast, layout
 from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
@@ -87,12 +88,12 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     message = replace(message, ticket=replace(message.ticket, rate=0.1))
     finished = method.customize(context, state, trained(method, context, size))
     network, x = hollow(finished, constants=False), example.x.to("meta")
-    macs, by_layer = forward_macs(network, x), layer_macs(network, x)
+    macs = forward_macs(network, x)
     return Cost(
         **training_cost(context, method, message, example),
         macs=macs,
         inference_bytes=shipped_bytes(context, network),
-        nonzero_macs=macs - sum(zero_macs(part, by_layer.get(p, 0)) for p, part in finished.named_modules()),
+        nonzero_macs=macs - skipped_macs(finished, network, x),
     )
 
 
@@ -163,23 +164,32 @@ def forward_macs(network: nn.Module, x: Tensor) -> int:
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
     network.eval()
-    with counter() as found, without_data(), torch.no_grad():
+    with Remembered(), counter() as found, without_data(), torch.no_grad():
         network(x)
     own = type(network).__name__  # the counter's names begin with the type of the called module
     counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
     return {name.removeprefix(f"{own}."): count for name, count in counts.items() if name.startswith(f"{own}.")}
 
 
-def zero_macs(layer: nn.Module, macs: int) -> int:
-    """How many of a layer's multiply-adds have a zero weight; 0 for modules without a weight.
+def skipped_macs(finished: nn.Module, network: nn.Module, x: Tensor) -> int:
+    """The multiply-adds per sample whose weight in the finished network is zero; `network` is its hollow copy."""
+    zeros = {path: share for path, part in finished.named_modules() if (share := zero_share(part))}
+    if not zeros:
+        return 0
+    by_layer = layer_macs(network, x)
+    return sum(round(by_layer.get(path, 0) * share) for path, share in zeros.items())
 
-    >>> zero_macs(nn.ReLU(), 8)
-    0
+
+def zero_share(layer: nn.Module) -> float:
+    """Which part of a layer's weight is zero; 0 for modules without a weight.
+
+    >>> zero_share(nn.ReLU())
+    0.0
     """
     weight = layer._parameters.get("weight")
     if weight is None or weight.dim() < 2 or weight.is_meta:
-        return 0
-    return round(macs * (1 - int(weight.count_nonzero()) / weight.numel()))
+        return 0.0
+    return 1 - int(weight.count_nonzero()) / weight.numel()
 
 
 def step_cost(context: Context, method: Method[Any], module: nn.Module, batch: Batch) -> tuple[int, int]:
@@ -247,7 +257,7 @@ def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
     """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations."""
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with counter() as found, HeldBytes(module) as held:
+        with Remembered(), counter() as found, HeldBytes(module) as held:
             work()
         return int(found.get_total_flops()), held.total
 

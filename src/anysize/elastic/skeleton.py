@@ -10,7 +10,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from anysize.errors import ModelError
@@ -48,7 +47,7 @@ def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
     stay = set() if not constants else {id(buffer) for buffer in _constants(module)}
     for tensor in (*module.parameters(), *module.buffers()):
         if id(tensor) not in stay:
-            memo[id(tensor)] = _like(tensor, torch.empty_like(tensor, device="meta"))
+            memo[id(tensor)] = _like(tensor, tensor.detach().to("meta"))
     return copy.deepcopy(module, memo)
 
 
@@ -82,7 +81,7 @@ def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A real module with the skeleton's structure and copies of `tensors`; tied parameters stay tied.
 
     >>> net = nn.Linear(2, 3)
-    >>> torch.equal(fill(hollow(net), tensors_of(net)).weight, net.weight)
+    >>> fill(hollow(net), tensors_of(net)).weight.equal(net.weight)
     True
     """
     memo: dict[int, object] = {}

@@ -151,7 +151,7 @@ def meta_copy(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     with torch.no_grad():
         for tensor in stored(module).values():
-            small = torch.empty_like(tensor, device="meta")
+            small = tensor.detach().to("meta")
             keep = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if keep else small
         with _MetaCopies():
