@@ -392,14 +392,20 @@ class Setup:
     def axes(self) -> Axes:
         """Which axis of which tensor belongs to which width group."""
         config = self.config.model
-        return trace(
-            self._template[0],
-            self.signature.example(2),
-            keep=config.keep,
-            heads=config.heads,
-            class_axis=self.task.class_axis,
-            attributes=config.attributes,
-        )
+        if self._keeps_statistics not in self._traced:
+            self._traced[self._keeps_statistics] = trace(
+                self._template[0],
+                self.signature.example(2),
+                keep=config.keep,
+                heads=config.heads,
+                class_axis=self.task.class_axis,
+                attributes=config.attributes,
+            )
+        return self._traced[self._keeps_statistics]
+
+    @cached_property
+    def _traced(self) -> dict[bool, Axes]:
+        return {}  # with and without batch-norm statistics; methods that are compared share it
 
     def cost_in(self, context: Context, size: Size, state: Any = None) -> Cost:
         """What a client of a size costs in a fleet that trains the context's sizes; by default in the first state."""
@@ -415,8 +421,12 @@ class Setup:
 
     @cached_property
     def _template(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        network = self.model if self.tricks.batch_norm in ("tracked", "local") else without_statistics(self.model)
+        network = self.model if self._keeps_statistics else without_statistics(self.model)
         return hollow(network), {name: tensor.clone() for name, tensor in tensors_of(network).items()}
+
+    @property
+    def _keeps_statistics(self) -> bool:
+        return self.tricks.batch_norm in ("tracked", "local")
 
     @cached_property
     def _skeletons(self) -> dict[tuple[float, int | None], nn.Module]:
