@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,20 @@ def digits() -> Data:
     The digits that come with scikit-learn, scaled from 0..16 to 0..255. A fifth of each class, always the
     same samples, is the test part.
     """
-    from sklearn.datasets import load_digits  # takes a second and a half, and only this data set needs it
-
-    bundle = load_digits()
-    x = np.rint(bundle.images * (255 / 16)).astype(np.uint8)
-    y = bundle.target.astype(np.int64)
+    rows = np.loadtxt(_installed("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y = rows[:, -1].astype(np.int64)
     test = _held_out(y, 0.2, "digits")
     arrays = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
     return from_arrays(arrays, source="scikit-learn's digits")
+
+
+def _installed(package: str) -> Path:
+    """The folder of an installed package, which is not imported: scikit-learn takes a second and a half."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise DataError(f"the package '{package}' is not installed; install scikit-learn")
+    return Path(spec.origin).parent
 
 
 def fashion_mnist(url: str = FASHION_URL) -> Data:
