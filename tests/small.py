@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from anysize import config as configs
 from anysize.cli.commands import main
 from anysize.config.tables import ExperimentConfig
 from anysize.runs.experiment import Experiment
+
+
+def fast_if(is_fast: Callable[..., bool], *cases: Iterable[Any]) -> list[Any]:
+    """The parameters of a test, or all combinations of several; those that are not fast stand in the slow suite."""
+    return [
+        pytest.param(*values, marks=() if is_fast(*values) else pytest.mark.slow)
+        for values in itertools.product(*cases)
+    ]
 
 
 def config(**changes: Any) -> ExperimentConfig:

@@ -53,6 +53,8 @@ def made(case: str, **changes: Any) -> Experiment:
 
 
 CASES = (*small.METHODS, "elf, masked")
+FAST = ("heterofl", "fjord", "splitmix", "flanc", "prism, first channels", "fedhm", "elf, masked")
+"""One of each kind: slices, drawn widths, bases, composed and factored kernels, depth with masks."""
 
 
 @cache
@@ -88,7 +90,7 @@ def refused(door: Gate, sub_model: SubModel, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", small.fast_if(FAST.__contains__, CASES))
 def test_a_device_takes_its_own_size_and_every_smaller_one(case: str, task: str) -> None:
     experiment = made(case)
     for place, capacity in enumerate(SIZES):
@@ -99,7 +101,7 @@ def test_a_device_takes_its_own_size_and_every_smaller_one(case: str, task: str)
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ONE_NETWORK])
+@pytest.mark.parametrize("case", small.fast_if(FAST.__contains__, [case for case in CASES if case not in ONE_NETWORK]))
 def test_a_larger_network_is_refused_before_it_is_loaded_whatever_its_ticket_says(
     case: str, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,8 +165,14 @@ def test_each_unit_alone_is_reason_enough(task: str, unit: str, monkeypatch: pyt
     assert why.count(", allows ") == 1
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("case", ["heterofl", "flanc", "splitmix", "prism, all channels", "elf"])
+@pytest.mark.parametrize(
+    "case, unit",
+    small.fast_if(
+        lambda case, unit: case == "heterofl" or unit == "training_macs",
+        ["heterofl", "flanc", "splitmix", "prism, all channels", "elf"],
+        UNITS,
+    ),
+)
 def test_a_budget_in_any_unit_lets_through_what_fits_it_alone(
     case: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +227,7 @@ def test_a_size_that_costs_more_than_a_larger_one_is_still_within_its_capacity()
         gate(experiment, capacity=capacity)(*sent(message(experiment, "train", 0.9)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", small.fast_if(FAST.__contains__, CASES))
 def test_a_device_counts_without_weights_what_the_server_counts_with_them(case: str) -> None:
     experiment = made(case)
     costs = Costs(experiment.context.for_client(), experiment.method, experiment.example)
@@ -247,7 +255,7 @@ class Allocations(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("case", small.METHODS)
+@pytest.mark.parametrize("case", small.fast_if(FAST.__contains__, small.METHODS))
 def test_a_device_allocates_no_weights_to_find_out_what_they_cost(case: str) -> None:
     tables = small.fleet_tables(case, SIZES)
     tables["model"]["options"] = {"channels": [64, 128]}

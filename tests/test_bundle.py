@@ -71,7 +71,7 @@ def inputs_of(run: az.Run, count: int) -> Tensor:
     return torch.rand(count, *about.input_shape, generator=random)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", small.fast_if({"heterofl", "flanc", "heterofl-lstm"}.__contains__, CASES))
 def test_every_size_of_the_bundle_gives_what_the_customised_network_gives(tmp_path: Path, case: str) -> None:
     run = run_of(tmp_path / "run", *CASES[case], [0.5, 1.0])
     done = run.bundle(tmp_path / "net.anysize")

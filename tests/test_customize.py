@@ -157,16 +157,16 @@ def test_a_budget_chooses_the_largest_size_that_fits(run: az.Run) -> None:
 @pytest.mark.parametrize(
     ("method", "treatment"),
     [
-        ("fedavg", "tracked"),
-        ("fedavg", "batch"),
         ("heterofl", "tracked"),
-        ("heterofl", "calibrated"),
         ("splitmix", "batch"),
-        ("splitmix", "tracked"),
-        ("prism", "batch"),
-        ("flanc", "tracked"),
         ("flanc", "calibrated"),
-        ("fedhm", "batch"),
+        pytest.param("fedavg", "tracked", marks=pytest.mark.slow),
+        pytest.param("fedavg", "batch", marks=pytest.mark.slow),
+        pytest.param("heterofl", "calibrated", marks=pytest.mark.slow),
+        pytest.param("splitmix", "tracked", marks=pytest.mark.slow),
+        pytest.param("prism", "batch", marks=pytest.mark.slow),
+        pytest.param("flanc", "tracked", marks=pytest.mark.slow),
+        pytest.param("fedhm", "batch", marks=pytest.mark.slow),
     ],
 )
 def test_a_budget_of_inference_bytes_is_met_by_the_file_that_is_written(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import small
 from anysize.elastic.skeleton import fill
 from anysize.methods import (
     ELF,
@@ -225,24 +226,36 @@ RUN = "conv with batch-norm"
 """The network with which whole runs are tried."""
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", ["heterofl", "flanc", "prism", "fedhm", "fjord"])
+@pytest.mark.parametrize(
+    "method, model",
+    small.fast_if(
+        lambda method, model: model == RUN or method == "heterofl",
+        ["heterofl", "flanc", "prism", "fedhm", "fjord"],
+        MODELS,
+    ),
+)
 def test_the_adaptive_methods_keep_the_laws_on_every_network(method: str, model: str) -> None:
     check_method(METHODS[method], fresh(model), whole_runs=model == RUN)
 
 
-@pytest.mark.parametrize("model", ["conv with batch-norm", "recurrent", "tied", "odd names"])
-@pytest.mark.parametrize("method", ["fedavg", "fedavg each"])
+@pytest.mark.parametrize(
+    "method, model",
+    small.fast_if(
+        lambda method, model: model == RUN,
+        ["fedavg", "fedavg each"],
+        ["conv with batch-norm", "recurrent", "tied", "odd names"],
+    ),
+)
 def test_fedavg_keeps_the_laws_on_every_kind_of_network(method: str, model: str) -> None:
     check_method(METHODS[method], fresh(model), whole_runs=model == RUN)
 
 
-@pytest.mark.parametrize("model", ["conv with batch-norm", "residual", "mlp with batch-norm"])
+@pytest.mark.parametrize("model", small.fast_if(RUN.__eq__, ["conv with batch-norm", "residual", "mlp with batch-norm"]))
 def test_oat_keeps_the_laws_on_every_kind_of_network_with_batch_norm(model: str) -> None:
     check_method(METHODS["oat"], fresh(model), tricks={"attack_steps": 1}, whole_runs=model == RUN)
 
 
-@pytest.mark.parametrize("model", ["conv with batch-norm", "residual"])
+@pytest.mark.parametrize("model", small.fast_if(RUN.__eq__, ["conv with batch-norm", "residual"]))
 @pytest.mark.parametrize("method", VARIANTS)
 def test_every_option_keeps_the_laws(method: str, model: str) -> None:
     check_method(VARIANTS[method], fresh(model), whole_runs=model == RUN)
