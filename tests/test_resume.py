@@ -319,7 +319,14 @@ def begun(source: Path, out: Path) -> subprocess.Popen[str]:
     raise AssertionError(f"the run did not begin: {process.communicate()}")
 
 
-@pytest.mark.parametrize("sign, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "sign, code",
+    [
+        (signal.SIGKILL, -9),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),  # `test_interrupts` sends it too
+    ],
+)
 def test_a_real_kill_or_ctrl_c_loses_no_finished_round(tmp_path: Path, sign: signal.Signals, code: int) -> None:
     source = small.file(tmp_path, training={"learning_rate": 0.01})  # with the usual one it diverges in round 6
     process = begun(source, tmp_path / "run")

@@ -83,7 +83,7 @@ def test_time_counts_steps_and_messages(monkeypatch: pytest.MonkeyPatch) -> None
     assert measure(steps, samples=20).timings[0].round_seconds == pytest.approx(3.5)
 
 
-@pytest.mark.parametrize("name", small.METHODS)
+@pytest.mark.parametrize("name", small.fast_if({"heterofl", "splitmix", "flanc", "fedhm"}.__contains__, small.METHODS))
 def test_what_is_timed_is_a_step_of_the_method_on_the_network_that_it_sends(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
