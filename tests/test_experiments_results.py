@@ -160,6 +160,16 @@ def test_prism_by_channels() -> None:
         assert parameters.replace(",", "") == "; ".join(counts)
 
 
+def test_prism_by_local_epochs() -> None:
+    found = rows("prism", "local-epochs")
+    for name, *cells in table("prism", "| accuracy in % at size 1.0 | 1 epoch"):
+        split, method, *_ = name.split(", ")
+        where = {"split": split.replace("D", "d"), "method": method.split()[0].lower(), "size": "1.0"}
+        for epochs, cell in zip("124", cells):
+            values = [one(found, local_epochs=epochs, seed=seed, **where) for seed in "012"]
+            assert said(cell.replace(" ", ","), *values), (name, epochs)
+
+
 def test_prism_by_sampling() -> None:
     found = rows("prism", "fashion-mnist-30-rounds")
     names = {"importance, kappa 4": "", "softmax": " softmax", "uniform": " uniform", "top": " top"}

@@ -27,12 +27,13 @@ from anysize.experiment.experiment import evaluation_part
 from anysize.runs.experiment import Experiment
 
 HERE = Path(__file__).parent
+SHORT = ["data.fraction=0.25", "data.validation=0.2", "rounds=20", "evaluate_every=20"]
+SKEWED = ["data.split=dirichlet", "data.alpha=0.1"]
 SETTINGS = {
     "digits": ("digits.toml", []),
-    "fashion-mnist": (
-        "fashion-mnist.toml",
-        ["data.fraction=0.25", "data.validation=0.2", "rounds=20", "evaluate_every=20"],
-    ),
+    "digits-skewed": ("digits.toml", SKEWED),
+    "fashion-mnist": ("fashion-mnist.toml", SHORT),
+    "fashion-mnist-skewed": ("fashion-mnist.toml", SHORT + SKEWED),
 }
 QUICK = ["engine.name=inprocess", 'evaluation={on=["clients"],clients=1,calibration_clients=1}']
 CHOICES = {
