@@ -1,16 +1,13 @@
-"""Every command of the README for Split-Mix starts, and each of its files runs a little round."""
+"""Every command of the README for Split-Mix starts."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-import anysize as az
 from anysize import config as configs
 from anysize.config.tables import ExperimentConfig
-from anysize.experiment.plan import plan
 from anysize.runs.experiment import Experiment
 from test_experiments import FOLDER, little_data, parsed
 
@@ -27,9 +24,10 @@ def short(config: ExperimentConfig) -> list[str]:
 
 def test_every_file_has_a_command_and_every_command_a_folder_of_its_own() -> None:
     assert {FOLDER.parent / command.split()[2] for command in COMMANDS} == set(FILES)
-    assert len({command.partition("--out ")[2] for command in COMMANDS}) == len(COMMANDS) >= 30
+    assert len({command.partition("--out ")[2] for command in COMMANDS}) == len(COMMANDS) >= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_starts(command: str) -> None:
     config, _ = parsed(command)
@@ -40,19 +38,3 @@ def test_a_command_of_the_readme_starts(command: str) -> None:
     if "norms" not in command or "local" in command:  # the start of the others is the same
         assert experiment.method.init(experiment.context) is not None
     assert experiment.method is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["robustness", "cifar10-classes"])
-def test_a_file_plans_and_runs_one_round(name: str, tmp_path: Path) -> None:
-    overrides = ["rounds=1", "training.local_epochs=1", "data.clients=10", "devices.capacities=[0.125,0.25]"]
-    if "cifar" in name:
-        overrides += ["data.fraction=0.5", "training.batch_size=16"]
-    config = configs.load(README.parent / f"{name}.toml", [*overrides, 'engine.name="inprocess"'])
-    few = short(config) if "digits" in config.data.name else []
-    config = configs.loads(configs.dumps(config), [*few, "evaluation.attack_samples=20"])
-    experiment = Experiment.from_config(config)
-    small, large = (group["parameters"] for group in plan(experiment)["groups"])
-    assert large == 2 * small
-    run = az.run(experiment, out=tmp_path / "run")
-    assert set(run.history[-1]["accuracy"]) == {size.label for size in run.sizes}
