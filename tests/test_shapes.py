@@ -21,6 +21,9 @@ CASES = {
     "a view": lambda x: x.transpose(0, 1)[1:],
     "an expanded result": lambda x: x.sum(1, keepdim=True).expand(-1, 3, -1, -1),
     "batch-norm": lambda x: nn.BatchNorm2d(3, device="meta")(x),
+    "in place": lambda x: (x * 2).relu_().add_(1),
+    "in place, another form": lambda x: (x * 2).transpose_(0, 1).squeeze_(),
+    "a given result": lambda x: torch.add(x.detach(), 1, out=torch.empty(4, 3, 5, 5, device="meta")),
     "embedding": lambda x: functional.embedding(x.long(), x[0, 0]),
 }
 
@@ -62,6 +65,13 @@ def test_results_of_the_same_operation_do_not_share_their_memory() -> None:
     with Remembered():
         results = [x + 1 for _ in range(3)]
     assert len({result.untyped_storage()._cdata for result in results}) == 3
+
+
+def test_an_operation_in_place_returns_its_tensor() -> None:
+    with Remembered():
+        for _ in range(3):
+            x = torch.empty(2, 3, device="meta")
+            assert x.sigmoid_() is x
 
 
 def test_gradients_have_the_forms_of_their_tensors() -> None:
