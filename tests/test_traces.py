@@ -1,4 +1,4 @@
-"""Devices that sit out because no size fits their budget, and budgets that change from round to round."""
+"""Devices that sit out because no size fits their budget, or none that is wide enough; budgets that change."""
 
 from __future__ import annotations
 
@@ -126,6 +126,28 @@ def test_a_depth_that_a_method_cannot_train_is_an_error_whoever_may_sit_out() ->
         _ = skipping(TINY, deep).sizes
 
 
+def test_with_a_minimum_width_of_one_only_devices_that_can_train_the_whole_network_take_part() -> None:
+    quarters = {"capacities": [0.25, 0.5, 1.0], "assignment": "order", "minimum_width": 1.0}
+    with pytest.raises(ConfigError, match=r"group '0.25' can train width 0.25; devices.minimum_width is 1\n.*'0.5'"):
+        _ = small.experiment(devices=quarters).sizes
+    strong = small.experiment(devices=quarters | {"infeasible": "skip"}, method={"name": "fedavg"})
+    assert [size.label for size in strong.sizes] == ["1.0"]
+    assert strong.fleet.participants(1) == [4, 5]
+    everybody = small.experiment(devices=quarters | {"minimum_width": 0.0}, method={"name": "fedavg"})
+    assert labels(strong) == labels(everybody), "the same partition"
+
+
+def labels(experiment: Experiment) -> list[list[int]]:
+    return [experiment.shares.share(client).train.labels().tolist() for client in range(6)]
+
+
+def test_a_minimum_width_limits_what_a_budget_may_choose() -> None:
+    experiment = skipping(TINY, BOARD, HUB, devices={"minimum_width": 0.75})
+    assert [size.label for size in experiment.sizes] == ["hub"]
+    needed = f"the smallest needs parameters = {parameters(0.75):,}"
+    assert experiment.solved.idle["board"] == f"can train no size; {needed}"
+
+
 def test_elf_lets_a_group_sit_out_too() -> None:
     kinds = [{"name": "tiny", "budget": {"macs": 1}}, {"name": "low", "budget": {"macs": 7_500}}]
     experiment = made(ELF(**DENSE), {"groups": kinds, "infeasible": "skip", "assignment": "order"})
@@ -135,6 +157,7 @@ def test_elf_lets_a_group_sit_out_too() -> None:
 
 def test_the_default_is_an_error() -> None:
     assert DevicesConfig().infeasible == "error"
+    assert DevicesConfig().minimum_width == 0.0
 
 
 # Budgets that change from round to round

@@ -22,6 +22,7 @@ from anysize.config.values import (
     Positive,
     Probability,
     Rate,
+    UpToOne,
     distinct,
     not_empty,
     shares,
@@ -214,8 +215,10 @@ class DevicesConfig(Table):
     """Bandwidth from the server: one for all, or a list parallel to capacities."""
     available: Probability = 1.0
     """Probability that a device can take part in a round: one for all, or a list parallel to capacities."""
+    minimum_width: UpToOne = 0.0
+    """The smallest width that is trained; a device group that cannot train it can train no size."""
     infeasible: Literal["error", "skip"] = "error"
-    """A device group for which no size fits its budget: refuse the experiment, or let the group sit out."""
+    """A device group that can train no size: refuse the experiment, or let the group sit out."""
     share: Annotated[tuple[Literal["samples", "labels"], ...], Field(strict=False), AfterValidator(distinct)] = ()
     """With data.name = "devices": what a device may tell about its data: how many samples, which classes."""
     file: Name | None = None

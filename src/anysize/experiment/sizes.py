@@ -55,10 +55,10 @@ def solve_sizes(setup: Setup, table: Table | None, fleet: Fleet) -> Solved:
     capacity, the method decides.
 
     Raises:
-        ConfigError: the method offers no choice that a group asks for, or no choice fits a group's budget; with
-            devices.infeasible = "skip" such a group sits out, unless all would.
+        ConfigError: the method offers no choice that a group asks for, or a group can train nothing of at least
+            devices.minimum_width; with devices.infeasible = "skip" such a group sits out, unless all would.
     """
-    unit = setup.config.devices.capacity_of
+    unit, least = setup.config.devices.capacity_of, setup.config.devices.minimum_width
     method = setup.method
     context = setup.context_for((), table)
     costs: dict[Size, Mapping[str, float]] = {}
@@ -85,21 +85,25 @@ def solve_sizes(setup: Setup, table: Table | None, fleet: Fleet) -> Solved:
     offered = choices_of(method, context)
     for group in fleet.kinds():
         if group.capacity is not None and unit == "width":
-            solved[group.key] = sized(method, context, group.capacity)
+            size = sized(method, context, group.capacity)
+            if size.width >= least:
+                solved[group.key] = size
+            else:
+                idle[group.key] = f"can train width {size.width:g}; devices.minimum_width is {least:g}"
             continue
         whole = group.depth is None and group.sparsity is None
         capacity = (group.capacity or 1.0) if whole else None
         budget = as_budget(capacity, group.budget, unit, lambda: units(Size(1.0)))
-        choices = [size for size in offered if _asked(group, size)]
+        choices = [size for size in offered if size.width >= least and _asked(group, size)]
         problem = _no_choice(setup, table, group, budget, choices)
         if problem is not None:
             problems[problem] = None
             continue
-        size = best(choices, budget, on(group))
-        if size is None:
+        found = best(choices, budget, on(group))
+        if found is None:
             idle[group.key] = f"can train no size; the smallest needs {needs(budget, *map(on(group), choices))}"
             continue
-        solved[group.key] = _labelled(size, group)
+        solved[group.key] = _labelled(found, group)
         if budget is not None:
             limit = budget.latency_ms or math.inf
             timely = [s for s in choices if math.isinf(limit) or on(group)(s)["latency_ms"] <= limit]
