@@ -301,6 +301,19 @@ def test_digits_are_the_bundled_ones_split_by_class():
     assert (data.train.x.max(), data.train.x.dtype) == (255, torch.uint8)
 
 
+def test_digit_pairs_are_two_digits_of_one_part_side_by_side():
+    """Oracle: both halves are looked up among the digits, which say the number; no test digit is in a training pair."""
+    digits, pairs, again = load("digits"), load("digit-pairs"), load("digit-pairs")
+    for mine, theirs in ((pairs.train, digits.train), (pairs.test, digits.test)):
+        number_of = {image.numpy().tobytes(): int(y) for image, y in zip(theirs.x[:, 0], theirs.labels())}
+        halves = [mine.x[:, 0, :, :8].contiguous(), mine.x[:, 0, :, 8:].contiguous()]
+        left, right = ([number_of[image.numpy().tobytes()] for image in half] for half in halves)
+        shown = [f"{a}{b}" for a, b in zip(left, right)]
+        assert shown == [pairs.class_names[y] for y in mine.labels()]
+    assert np.bincount(pairs.train.labels(), minlength=100).min() > 10
+    assert pairs.checksum == again.checksum
+
+
 def test_any_file_of_that_format_loads_by_its_name(folder, images):
     np.savez(folder / "my-set.npz", **images, class_names=np.array(["a", "b", "c"]))
     data = load("my-set")
@@ -734,7 +747,7 @@ def test_every_named_set_has_facts() -> None:
     assert {name for name in sources.named() if facts(name) is None} == set()
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion-mnist", "mnist", "usps", "digits-domains"])
+@pytest.mark.parametrize("name", ["digits", "digit-pairs", "fashion-mnist", "mnist", "usps", "digits-domains"])
 def test_the_facts_are_those_of_the_set_itself(name: str) -> None:
     options = {"domains": ["usps", "mnist"], "size": 8, "per_domain": 300} if name == "digits-domains" else {}
     known = facts(name, options)

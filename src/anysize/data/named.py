@@ -154,6 +154,7 @@ def _imdb(vocabulary: int, length: int) -> Facts:
 _FACTS: dict[str, Callable[..., Facts | None]] = {
     "cifar10": partial(_images, "cifar10", 3, 32, 10, 50_000, 10_000),
     "cifar100": partial(_images, "cifar100", 3, 32, 100, 50_000, 10_000),
+    "digit-pairs": lambda: Facts((1, 8, 16), 100, 4_000, 1_000),
     "digits": lambda: Facts((1, 8, 8), 10, 1_438, 359),
     "digits-domains": _digits_domains,
     "domainnet": _domainnet,

@@ -151,20 +151,19 @@ def digits() -> Data:
     The digits that come with scikit-learn, scaled from 0..16 to 0..255. A fifth of each class, always the
     same samples, is the test part.
     """
-    rows = np.loadtxt(_installed("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    x = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    y = rows[:, -1].astype(np.int64)
-    test = _held_out(y, 0.2, "digits")
-    arrays = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
-    return from_arrays(arrays, source="scikit-learn's digits")
+    return from_arrays(_bundled_digits(), source="scikit-learn's digits")
 
 
-def _installed(package: str) -> Path:
-    """The folder of an installed package, which is not imported: scikit-learn takes a second and a half."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise DataError(f"the package '{package}' is not installed; install scikit-learn")
-    return Path(spec.origin).parent
+def digit_pairs() -> Data:
+    """Two handwritten digits side by side, 8 x 16, bundled: 4,000 / 1,000 samples, 100 classes, 00 to 99.
+
+    Both digits of a pair are drawn at random from the digits of `digits`, always the same pairs: training pairs from its
+    training part and test pairs from its test part, so that no digit is in both.
+    """
+    digits = _bundled_digits()
+    arrays = _pairs(digits, "train", 4_000) | _pairs(digits, "test", 1_000)
+    names = np.array([f"{number:02d}" for number in range(100)])
+    return from_arrays(arrays | {"class_names": names}, source="scikit-learn's digits")
 
 
 def fashion_mnist(url: str = FASHION_URL) -> Data:
@@ -421,6 +420,30 @@ def from_function(name: str, function: Any, options: Mapping[str, Any]) -> Data 
     return data
 
 
+def _installed(package: str) -> Path:
+    """The folder of an installed package, which is not imported: scikit-learn takes a second and a half."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise DataError(f"the package '{package}' is not installed; install scikit-learn")
+    return Path(spec.origin).parent
+
+
+def _bundled_digits() -> Arrays:
+    rows = np.loadtxt(_installed("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y = rows[:, -1].astype(np.int64)
+    test = _held_out(y, 0.2, "digits")
+    return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+
+
+def _pairs(digits: Arrays, which: str, count: int) -> Arrays:
+    """So many pairs of the digits of one part: the images side by side, and the number that they show."""
+    x, y = digits[f"x_{which}"], digits[f"y_{which}"]
+    rng = np.random.Generator(np.random.PCG64(derive("digit-pairs", which)))
+    left, right = rng.integers(len(x), size=(2, count))
+    return {f"x_{which}": np.concatenate([x[left], x[right]], axis=2), f"y_{which}": 10 * y[left] + y[right]}
+
+
 def _source(name: str) -> Callable[..., Any]:
     """The function that gives the data set of that name."""
     if ":" in name:
@@ -574,6 +597,7 @@ def _padded(reviews: Sequence[Sequence[str]], token: Mapping[str, int], length: 
 _SOURCES: dict[str, Callable[..., Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "digit-pairs": digit_pairs,
     "digits": digits,
     "digits-domains": digits_domains,
     "domainnet": domainnet,
