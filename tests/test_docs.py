@@ -20,7 +20,8 @@ import typer
 
 import anysize as az
 from anysize import config, methods
-from anysize.cli import commands, printing
+from anysize.cli import commands
+from anysize.comparisons.cells import cells
 from anysize.config.table import tables_in
 from anysize.experiment.plan import plan
 from anysize.runs.experiment import Experiment
@@ -251,21 +252,21 @@ def test_every_page_of_the_docs_is_linked_from_the_readme() -> None:
 # Facts
 
 
-def test_costs_in_the_readme_are_those_of_the_demo() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.partition("<!-- demo table -->")[2].partition("<!-- end of demo table -->")[0]
-    shown = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.strip().splitlines()[2:]]
-    groups = plan(Experiment.from_config(config.load(DEMO)))["groups"]
-    counted = [
-        [
-            group["size"],
-            f"{group['parameters']:,}",
-            printing.count_text(group["macs"]),
-            printing.bytes_text(group["bytes_down"] + group["bytes_up"]),
-        ]
-        for group in groups
-    ]
-    assert [row[:4] for row in shown] == counted
+def test_the_demo_table_is_made_from_the_measured_results() -> None:
+    made, text = script("experiments/demo/table.py"), (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == made.shown(text), "run: .venv/bin/python experiments/demo/table.py"
+
+
+def test_costs_of_the_measured_results_are_those_of_the_demo() -> None:
+    keys = ("parameters", "macs", "bytes_down", "bytes_up")
+    counted = {
+        (cell.label, group["size"]): [group[key] for key in keys]
+        for cell in cells(config.load(DEMO))
+        for group in plan(Experiment.from_config(cell.config))["groups"]
+    }
+    for row in script("experiments/demo/table.py").rows():
+        assert [int(row[key]) for key in keys] == counted[row["method"], row["size"]]
+    assert len(config.load(DEMO).compare.methods) == 3  # type: ignore[union-attr]
 
 
 def test_the_speed_table_is_made_from_the_measured_results() -> None:

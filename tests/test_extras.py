@@ -97,14 +97,16 @@ def test_the_hint_names_an_index_only_where_anysize_came_from_one(monkeypatch: p
 def test_the_demo_without_onnx_ends_with_a_line_on_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small.file(tmp_path, rounds=1).rename(tmp_path / "demo.toml")
+    alone = {"compare": {"methods": ["flanc"]}, "engine": {"name": "inprocess"}}
+    small.file(tmp_path, rounds=1, **alone).rename(tmp_path / "demo.toml")
     monkeypatch.setattr(commands, "files", lambda package: tmp_path)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     code, out, err = small.call(monkeypatch, capsys, "demo", "--out", tmp_path / "run")
     assert (code, "error" in err) == (0, False)
     last = f"no ONNX files: ONNX needs onnxscript, not installed: pip install -e '{ROOT}[export]'"
     assert out.splitlines()[-1] == last
-    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "compare.html").is_file()
+    assert (tmp_path / "run" / "flanc" / "seed-0" / "report.html").is_file()
 
 
 FLEET_COMMANDS = """

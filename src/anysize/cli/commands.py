@@ -387,24 +387,26 @@ def datasets(as_json: AsJson = False) -> None:
 
 @app.command()
 def demo(
-    out_: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("runs/demo"),
+    out_: Annotated[Path, typer.Option("--out", help="The folder of its runs.")] = Path("runs/demo"),
 ) -> None:
-    """Train FLANC across 20 devices of four sizes on handwritten digits, and export two of the networks."""
-    from anysize.exports.formats import export as write
-    from anysize.exports.formats import onnx_needs
-
+    """Train one network across 20 devices of four sizes, and FedAvg beside it, and export two of the sizes."""
     file = Path(str(files("anysize") / "demo.toml"))
-    out.print("20 devices of four sizes learn handwritten digits together; nobody shares an image.\n")
-    made = _run(file, [], out_, resume=False, overwrite=True)
-    out.print()
-    if (missing := onnx_needs()) is not None:
-        say(f"no ONNX files: {missing}")
-        return
-    for label in ("0.25", "1.0"):
-        path = out_ / f"net-{label}.onnx"
-        with err.status(f"exporting {path}"):
-            done = write(made.customize(label), path, made.experiment.signature, {"size": label})
-        say(f"{path}: {bytes_text(done.size_bytes)}, checked in onnxruntime: outputs within {done.difference:.1g}")
+    out.print("20 devices of four sizes learn to read two-digit numbers together; nobody shares an image.\n")
+    began = time.perf_counter()
+    from anysize.cli.comparing import print_unfinished
+    from anysize.cli.demo import first_run, print_rows, write_networks
+    from anysize.comparisons.compare import compare as run_all
+
+    made = run_all(file, out=out_, overwrite=True, progress=True)
+    print_rows(made)
+    if made.failures:
+        print_unfinished(made)
+        raise typer.Exit(1)
+    seconds = time.perf_counter() - began
+    say(f"\n{len(made.outcomes)} runs of {made.rounds} rounds in {seconds:.0f} s; they are in {out_}")
+    say(f"the comparison: {out_ / 'compare.html'}")
+    say(f"the first run's report: {first_run(made) / 'report.html'}\n")
+    write_networks(made)
 
 
 def main() -> None:
@@ -423,7 +425,7 @@ def main() -> None:
         error.show()
         code = 2
     except (KeyboardInterrupt, typer.Abort):
-        saved = arguments[:1] in (["run"], ["compare"], ["demo"])
+        saved = arguments[:1] in (["run"], ["compare"])
         again = "the same command" if arguments[:1] == ["compare"] else "--resume"
         err.print(f"stopped{f'; the checkpoint is complete, continue with {again}' if saved else ''}", style="yellow")
         code = interrupts.exit_code()

@@ -124,7 +124,7 @@ def print_comparison(made: Comparison) -> None:
     if made.target is not None:
         _print_reached(made, several)
     say("\n" + "\n".join(made.statements))
-    _print_unfinished(made)
+    print_unfinished(made)
     if (made.directory / "compare.html").is_file():
         say(f"\n{made.directory / 'compare.html'}; compare.csv and compare.json beside it hold every number.")
 
@@ -184,7 +184,8 @@ def _print_reached(made: Comparison, several: bool) -> None:
     out.print(table)
 
 
-def _print_unfinished(made: Comparison) -> None:
+def print_unfinished(made: Comparison) -> None:
+    """The runs that are not finished, and why some have failed."""
     if made.missing:
         say(f"\n{len(made.missing)} runs are not finished yet: {', '.join(made.missing[:5])}" + _more(made.missing))
     for path, text in made.failures.items():

@@ -157,7 +157,7 @@ def digits() -> Data:
 def digit_pairs() -> Data:
     """Two handwritten digits side by side, 8 x 16, bundled: 4,000 / 1,000 samples, 100 classes, 00 to 99.
 
-    Both digits of a pair are drawn at random from the digits of `digits`, always the same pairs: training pairs from its
+    Both digits of a pair are drawn at random from the set `digits`, always the same pairs: training pairs from its
     training part and test pairs from its test part, so that no digit is in both.
     """
     digits = _bundled_digits()
