@@ -24,6 +24,7 @@ from anysize.config import toml as config_toml
 from anysize.config.table import Table
 from anysize.config.tables import ExperimentConfig
 from anysize.data import sources
+from anysize.devices.budget import Budget
 from anysize.errors import CheckpointError
 from anysize.methods import FLANC, HeteroFL
 from anysize.methods.training import Tricks
@@ -150,7 +151,9 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
         *(f"devices.groups.{key}_per_second" for key in ("macs", "bytes")),
         *(f"devices.groups.bytes_per_second_{which}" for which in ("up", "down")),
         *(f"training.{key}" for key in ("local_epochs", "local_steps", "clip")),
-        *("task.classes", "task.target", "evaluation.clients", "compare"),
+        *("task.classes", "task.target", "evaluation.clients", "evaluation.calibration_proxy", "compare"),
+        *(f"devices.budgets.{key}" for key in ("group", "client", *(unit.name for unit in dataclasses.fields(Budget)))),
+        "devices.groups.latencies",
         *(f"engine.{key}" for key in ("workers", "round_timeout", "min_clients")),
     }
     known = {"data": sources._SOURCES, "model": registry._MODELS}

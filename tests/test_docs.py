@@ -214,10 +214,16 @@ def test_keys_of_the_experiment_file_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_toml_of_the_pages_is_a_valid_experiment(page: Path) -> None:
+def test_toml_of_the_pages_is_a_valid_experiment(page: Path, tmp_path: Path) -> None:
+    """Files of budgets are the pages' own; a file of latencies is made."""
+    for content in re.findall(r"^```\n(round,.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        (tmp_path / "budgets.csv").write_text(content)
+    (tmp_path / "devices" / "cam").mkdir(parents=True)
+    measured = "width,depth,latency_ms,method,network,batch_size\n0.5,,4.5,flanc,5f3a,32\n"
+    (tmp_path / "devices" / "cam" / "latency.csv").write_text(measured)
     missing = {"data": {"name": "digits", "clients": 40}, "model": {"name": "mlp"}, "method": {"name": "flanc"}}
     for block in blocks(page, "toml"):
-        config.from_dict(missing | tomllib.loads(block))
+        config.from_dict(missing | tomllib.loads(block), folder=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -26,9 +26,8 @@ Heads = Literal["within", "whole"]
 
 
 _TORCH = str(Path(torch.__file__).parent)
-
-
-_HERE = str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[2]
+_MODELS = str(_PACKAGE / "models")
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,11 @@ def varying(plane: Tensor) -> tuple[int, ...]:
 
 
 def user_line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """`file:line` of the innermost frame outside PyTorch and this package's tracing, or an empty string."""
+    """`file:line` of the innermost frame outside PyTorch and this package, but for its models, or an empty string."""
     found = ""
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, "<")):
+        if file.startswith(_MODELS) or not file.startswith((_TORCH, str(_PACKAGE), "<")):
             found = f"{file}:{line}"
     return found
 
