@@ -158,6 +158,11 @@ def test_prism_by_channels() -> None:
                 assert value == one(found[data], column, **where), (name, data, seed)
         counts = [one(found[data], "parameters", channels=names[name], seed="0", size="1.0") for data in found]
         assert parameters.replace(",", "") == "; ".join(counts)
+    skewed = rows("prism", "channels-digits-skewed")
+    for name, *cells in table("prism", "| `channels`, skewed digits"):
+        for column, cell in zip(("held_out", "test"), cells):
+            for seed, value in enumerate(cell.split()):
+                assert value == one(skewed, column, channels=names[name], seed=str(seed), size="1.0"), (name, seed)
 
 
 def test_prism_by_local_epochs() -> None:

@@ -807,6 +807,8 @@ def test_the_plan_says_how_much_of_the_network_can_ever_be_trained() -> None:
 
     assert "107 of the full network's 155 parameters (69%)" in share(PriSM())[0]  # of 2.weight 4 blocks of 2 x 2
     assert "the rest is zero" in share(PriSM())[0]
+    few = [notice for notice in PriSM().notices(context_of(PriSM(), [0.25])) if "each of 4 windows" in notice]
+    assert len(few) == 1
     assert "29 of the full network's 155 parameters (19%)" in share(PriSM(channels="first"))[0]
     assert "keeps its start" in share(PriSM(channels="first"))[0]
     assert share(PriSM(channels="all")) == share(PriSM(channels="drawn")) == []

@@ -405,6 +405,12 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
             f"{'is zero' if self._empties(context) else 'keeps its start'}. "
             'channels = "all" trains everything, at more cost'
         )
+        number = len(windows(context, context.sizes[0].width))
+        if self.channels == "windows" and number > 1:
+            found.append(
+                f"prism: each of {number} windows of channels has 1 in {number} of a round's clients. If these are few "
+                'and their data is skewed, channels = "first" with dropped = "zero" learns more'
+            )
         return found
 
 
