@@ -103,7 +103,7 @@ def short(config: ExperimentConfig) -> list[str]:
     """What makes one round of an experiment small, and leaves its method, tricks, split and devices as they are."""
     found = [
         *("rounds=1", "evaluate_every=1", 'engine.name="inprocess"'),
-        *("training.local_steps=1", "training.batch_size=8"),
+        *("training.local_steps=1", "training.batch_size=8", "evaluation.calibration_clients=2"),
         *(f"model.options.{option}" for option in SMALL[config.model.name]),
     ]
     if config.data.clients != 1:
