@@ -27,7 +27,7 @@ _SAME = "the first argument"
 _results: dict[Hashable, _Known] = {}
 
 
-class Remembered(TorchDispatchMode):
+class Remembered(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, an operation on the meta device that was computed before is not computed again.
 
     >>> x = torch.ones(2, 3, device="meta")
@@ -35,6 +35,9 @@ class Remembered(TorchDispatchMode):
     ...     [(x + x).shape for _ in range(2)]
     [torch.Size([2, 3]), torch.Size([2, 3])]
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,7 +77,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Hashable:
 
 
 def _again(known: _Known, args: Any) -> Any:
-    if known is _SAME:
+    if isinstance(known, str):
         return args[0]
     return tuple(form and _made(form) for form in known) if isinstance(known, list) else _made(known)
 

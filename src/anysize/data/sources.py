@@ -430,8 +430,8 @@ def _installed(package: str) -> Path:
 
 def _bundled_digits() -> Arrays:
     rows = np.loadtxt(_installed("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    x = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    y = rows[:, -1].astype(np.int64)
+    x: Array = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y: Array = rows[:, -1].astype(np.int64)
     test = _held_out(y, 0.2, "digits")
     return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
 
