@@ -71,7 +71,7 @@ def start(program: list[str], mark: object = "") -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a program."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
@@ -159,7 +159,7 @@ def test_a_signal_while_modules_are_loaded_ends_the_command_in_one_line(
     process = start(["-m", "anysize", "run", str(source), "--out", str(tmp_path / "run")])
     assert until(lambda: hears(process))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == code
     assert errors == "stopped\n"
     assert not (tmp_path / "run").exists()

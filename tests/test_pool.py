@@ -88,7 +88,7 @@ anysize.cli.commands.main()
 def test_the_command_line_starts_the_workers_before_it_loads_pytorch(tmp_path: Path, command: list[str]) -> None:
     file = small.file(tmp_path, engine={"name": "processes", "workers": 3})
     program = [sys.executable, "-c", _EARLY, *command, str(file), "--out", str(tmp_path / "run")]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
     assert "Seen: 3 workers, torch False" in done.stderr
 
 

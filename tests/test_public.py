@@ -53,7 +53,7 @@ try:
 finally:
     assert not {"torch", "numpy", "sklearn", "pydantic"} & set(sys.modules), sorted(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for command in ("run", "compare", "inspect", "plan", "customize", "evaluate", "report", "status", "demo"):
         assert command in done.stdout
