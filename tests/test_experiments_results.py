@@ -21,9 +21,9 @@ def rows(paper: str, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(paper: str, header: str) -> list[list[str]]:
-    """The cells of the README's table whose first line begins with `header`, without its two first lines."""
-    lines = (FOLDER / paper / "README.md").read_text().splitlines()
+def table(paper: str, header: str, page: str = "README.md") -> list[list[str]]:
+    """The cells of the page's table whose first line begins with `header`, without its two first lines."""
+    lines = (FOLDER / paper / page).read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(header))
     body = lines[start + 2 :]
     end = next(number for number, line in enumerate([*body, ""]) if not line.startswith("|"))
@@ -113,6 +113,25 @@ def test_flanc_on_fashion_mnist_with_the_papers_network() -> None:
         values = [one(found, method=method, size=size, round="30") for size in ("0.25", "0.5", "0.75", "1.0")]
         assert all(said(cell, value) for cell, value in zip(cells, values)), method
         assert said(average, mean(map(float, values))), method
+
+
+def test_flancs_study_without_tricks() -> None:
+    found = [row for row in rows("flanc", "study") if row["tricks"] == "plain"]
+    shown = table("flanc", "| method | mean of the widths, seeds", "study.md")
+    assert len(shown) == 4
+
+    def average(run: str, **where: str) -> float:
+        kept = [row for row in found if row["run"] == run and all(row[key] == value for key, value in where.items())]
+        assert kept, (run, where)
+        return mean(float(row["accuracy"]) for row in kept)
+
+    for name, seeds, overall, *cells, early in shown:
+        run = name.lower()
+        assert said(seeds, *(average(run, round="20", seed=seed) for seed in "012")), name
+        assert said(overall.strip("*"), average(run, round="20")), name
+        for width, cell in zip(("0.25", "0.5", "0.75", "1.0"), cells):
+            assert said(cell, average(run, round="20", size=width)), (name, width)
+        assert said(early, average(run, round="10")), name
 
 
 def test_prism_against_the_full_network() -> None:
