@@ -91,6 +91,17 @@ def test_elf_on_fashion_mnist() -> None:
     assert checked == 30
 
 
+def test_elf_on_residual_networks() -> None:
+    found = rows("elf", "cifar10-16-short")
+    shown = table("elf", "| seed | round | zeros: ResNet8, 14, 20")
+    assert len(shown) == 6
+    for seed, number, *cells in shown:
+        for average, cell in zip(("all", "holders"), cells):
+            where = {"sparsity": "0.5", "average": average, "seed": seed, "round": number}
+            values = [one(found, size=size, **where) for size in ("resnet8", "resnet14", "resnet20")]
+            assert said(cell, *values), where
+
+
 @pytest.mark.parametrize("split", ["iid", "classes"])
 @pytest.mark.parametrize("recipe", ["own", "equal"])
 def test_flanc_on_fashion_mnist_with_the_small_network(split: str, recipe: str) -> None:
