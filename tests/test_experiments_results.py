@@ -172,8 +172,8 @@ def test_prism_against_the_full_network() -> None:
 
 def test_prism_by_channels() -> None:
     names = {
-        '`"windows"`, the default': "windows",
-        '`"first"`, `dropped = "zero"`': "first, zero",
+        '`"windows"`': "windows",
+        '`"first"`, `dropped = "zero"`, the default': "first, zero",
         '`"first"`, `dropped = "kept"`': "first, kept",
         '`"drawn"`': "drawn",
         '`"all"`': "all",
@@ -195,11 +195,14 @@ def test_prism_by_channels() -> None:
                 assert value == one(skewed, column, channels=names[name], seed=str(seed), size="1.0"), (name, seed)
 
 
+METHODS_OF_FIG_10 = {"FedAvg on the full network": "fedavg", "PriSM": "prism", "PriSM in windows": "prism windows"}
+
+
 def test_prism_by_local_epochs() -> None:
     found = rows("prism", "local-epochs")
     for name, *cells in table("prism", "| accuracy in % at size 1.0 | 1 epoch"):
-        split, method, *_ = name.split(", ")
-        where = {"split": split.replace("D", "d"), "method": method.split()[0].lower(), "size": "1.0"}
+        split, method = name.split(", ")
+        where = {"split": split.replace("D", "d"), "method": METHODS_OF_FIG_10[method], "size": "1.0"}
         for epochs, cell in zip("124", cells):
             values = [one(found, local_epochs=epochs, seed=seed, **where) for seed in "012"]
             assert said(cell.replace(" ", ","), *values), (name, epochs)

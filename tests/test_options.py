@@ -40,7 +40,7 @@ def test_all_wrong_options_are_told_at_once_from_a_file() -> None:
         "method: unknown option of prism 'kapa'; did you mean 'kappa'? "
         "Known: channels, dropped, frobenius, kappa, momentum, refresh_every, sampling",
         "method.kappa = -1; allowed: 0 or more",
-        "method.channels = 'last'; allowed: 'windows', 'first', 'drawn', 'all', 'mlp'",
+        "method.channels = 'last'; allowed: 'first', 'windows', 'drawn', 'all', 'mlp'",
         "method.refresh_every = 1.5; allowed: an integer, 1 or more",
     ]
 

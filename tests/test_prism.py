@@ -43,6 +43,7 @@ from anysize.server.calibration import untrained
 from anysize.wire import flatten, size_bytes
 
 KEEPS = [0.2, 0.4, 0.6, 0.8]
+WINDOWS = PriSM(channels="windows")
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -80,7 +81,7 @@ def answers(context: Context, method: Method[Any], state: Any, widths: list[floa
 
 
 def test_a_sub_model_is_the_drawn_kernels_at_the_first_channels() -> None:
-    method = PriSM(kappa=1.0, channels="first")
+    method = PriSM(kappa=1.0, channels="first", dropped="kept")
     context = context_of(method, [0.5])
     state = method.init(context)
     message = method.extract(context, state, Client(3, 0, Size(0.5), 7, 5, 0))
@@ -107,7 +108,7 @@ def test_a_sub_model_is_the_drawn_kernels_at_the_first_channels() -> None:
 
 
 def test_every_entry_of_a_kernel_is_averaged_over_the_clients_that_had_it() -> None:
-    method = PriSM(refresh_every=2, channels="first")
+    method = PriSM(refresh_every=2, channels="first", dropped="kept")
     context = context_of(method, [0.25, 0.5])
     state = method.init(context)
     widths = [0.5, 0.25, 0.5, 0.25]
@@ -135,11 +136,11 @@ def test_every_entry_of_a_kernel_is_averaged_over_the_clients_that_had_it() -> N
 
 
 def test_the_refresh_gives_orthogonal_kernels_of_the_same_weight() -> None:
-    context = context_of(PriSM(), [0.5])
-    state = PriSM().init(context)
-    updates = answers(context, PriSM(), state, [0.5, 0.5, 0.5])
-    raw = PriSM(refresh_every=9).aggregate(context, state, iter(updates))
-    fresh = PriSM().aggregate(context, state, iter(updates))
+    context = context_of(WINDOWS, [0.5])
+    state = WINDOWS.init(context)
+    updates = answers(context, WINDOWS, state, [0.5, 0.5, 0.5])
+    raw = PriSM(channels="windows", refresh_every=9).aggregate(context, state, iter(updates))
+    fresh = WINDOWS.aggregate(context, state, iter(updates))
     product = raw.left["2.weight"] @ raw.right["2.weight"]
     np.testing.assert_allclose(fresh.left["2.weight"] @ fresh.right["2.weight"], product, atol=1e-5)
     values = np.linalg.svd(product.numpy(), compute_uv=False)
@@ -162,7 +163,7 @@ def test_the_refresh_comes_every_so_many_rounds() -> None:
 
 
 def test_what_nobody_drew_stays_as_it_was() -> None:
-    method = PriSM(sampling="top", refresh_every=9, channels="first")
+    method = PriSM(sampling="top", refresh_every=9, channels="first", dropped="kept")
     context = context_of(method, [0.25])
     state = method.init(context)
     after = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.25])))
@@ -190,7 +191,7 @@ def test_the_loss_has_the_decay_of_the_product_and_the_factors_have_none_of_thei
 
 
 def test_the_full_network_is_the_sum_of_all_kernels_and_a_small_one_of_its_first() -> None:
-    method = PriSM(channels="first")
+    method = PriSM(channels="first", dropped="kept")
     context = context_of(method, [0.5])
     state = method.init(context)
     assert [size.label for size in method.sizes(context)] == ["0.5", "1.0"]
@@ -205,7 +206,7 @@ def test_the_full_network_is_the_sum_of_all_kernels_and_a_small_one_of_its_first
 
 @pytest.mark.parametrize("dropped", ["zero", "kept"])
 def test_a_full_network_without_what_nobody_trained_is_all_kernels_at_the_first_channels(dropped: Any) -> None:
-    method = PriSM(channels="first", dropped=dropped)
+    method = PriSM(dropped=dropped)
     context = context_of(method, [0.25, 0.5])
     state = method.init(context)
     state = method.aggregate(context, state, iter(answers(context, method, state, [0.25, 0.5])))
@@ -246,7 +247,7 @@ def test_a_step_at_keep_one_is_the_dense_gradient_through_both_factors() -> None
 
 
 def test_every_client_gets_all_of_a_weight_whose_rank_it_can_hold() -> None:
-    method = PriSM(channels="first")
+    method = PriSM(channels="first", dropped="kept")
     context = context_of(method, [0.5])
     state = method.init(context)
     low = numbers(7, 8, 4) @ numbers(8, 4, 8)
@@ -266,7 +267,7 @@ def test_drawn_channels_reach_all_of_them_and_differ_between_clients() -> None:
     after = method.aggregate(context, state, iter(answers(context, method, state, [0.25] * 24)))
     trained = (after.rest["4.weight"] != state.rest["4.weight"]).all(0)
     assert trained.all()
-    fixed = PriSM(channels="first", refresh_every=9)
+    fixed = PriSM(channels="first", dropped="kept", refresh_every=9)
     first = fixed.aggregate(context, state, iter(answers(context, fixed, state, [0.25] * 24)))
     assert (first.rest["4.weight"] != state.rest["4.weight"]).all(0).tolist() == [True] * 2 + [False] * 6
 
@@ -289,7 +290,7 @@ def test_all_channels_are_computed_with_a_part_of_the_kernels() -> None:
 
 
 def test_zeros_where_nobody_trains_leave_every_client_all_kernels_of_the_trained_block() -> None:
-    method = PriSM(channels="first", dropped="zero", kappa=4.0)
+    method = PriSM(kappa=4.0)
     context = context_of(method, [0.5])
     state = method.init(context)
     block = context.start()["2.weight"][:4, :4].numpy()
@@ -314,7 +315,7 @@ def gradient_of(state: Any, slope: Tensor) -> dict[str, dict[str, Tensor]]:
 
 
 def test_momentum_is_averaged_over_the_clients_that_had_the_entry_and_given_to_the_next() -> None:
-    method = PriSM(momentum="averaged", sampling="top", channels="first", refresh_every=9)
+    method = PriSM(momentum="averaged", sampling="top", channels="first", dropped="kept", refresh_every=9)
     context = context_of(method, [0.25, 0.5], training=MOMENTUM)
     state = method.init(context)
     updates = answers(context, method, state, [0.5, 0.25])
@@ -404,7 +405,7 @@ class Gated(nn.Module):
 
 
 def test_recurrent_rows_are_left_out_gate_by_gate() -> None:
-    method = PriSM(sampling="top", channels="first")
+    method = PriSM(sampling="top", channels="first", dropped="kept")
     context = context_of(method, [0.5], Gated())
     state = method.init(context)
     message = method.extract(context, state, Client(0, 0, Size(0.5), 1, 5, 0))
@@ -420,7 +421,7 @@ def test_recurrent_rows_are_left_out_gate_by_gate() -> None:
 
 
 def test_the_report_gets_needed_kernels_values_and_draws() -> None:
-    method = PriSM(sampling="top", channels="first")
+    method = PriSM(sampling="top", channels="first", dropped="kept")
     context = context_of(method, [0.5])
     state = method.init(context)
     state = method.aggregate(context, state, iter(answers(context, method, state, [0.5, 0.5])))
@@ -749,7 +750,7 @@ def weak_run(
 
 
 def test_clients_compute_windows_that_have_no_channel_in_common_and_each_gets_all_in_turn() -> None:
-    method = PriSM()
+    method = WINDOWS
     context = context_of(method, [0.25])
     units = [[kept.units(group.name) for group in context.axes.groups] for kept in windows(context, 0.25)]
     assert units == [[(i, i + 1)] * 2 for i in (0, 2, 4, 6)]
@@ -765,7 +766,7 @@ def test_clients_compute_windows_that_have_no_channel_in_common_and_each_gets_al
 
 
 def test_the_full_network_has_every_window_and_zeros_between_them_also_after_rounds(tmp_path: Path) -> None:
-    run = weak_run(PriSM(), tmp_path)
+    run = weak_run(WINDOWS, tmp_path)
     weight = tensors_of(run.customize("1.0"))["3.weight"].numpy()
     inside = np.kron(np.eye(4), np.ones((2, 2))) > 0
     assert np.abs(weight[~inside]).max() < 1e-6
@@ -780,7 +781,7 @@ def test_all_windows_that_have_a_channel_lie_inside_one_of_them() -> None:
     wide = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
 
     def of(capacities: list[float]) -> list[list[set[int]]]:
-        context = context_of(PriSM(), capacities, wide)
+        context = context_of(WINDOWS, capacities, wide)
         return [[set(kept.units("0")) for kept in windows(context, width)] for width in capacities]
 
     def run(first: int, count: int) -> set[int]:
@@ -805,23 +806,20 @@ def test_the_plan_says_how_much_of_the_network_can_ever_be_trained() -> None:
     def share(method: Method[Any]) -> list[str]:
         return [notice for notice in method.notices(context_of(method, [0.25])) if "can ever train" in notice]
 
-    assert "107 of the full network's 155 parameters (69%)" in share(PriSM())[0]  # of 2.weight 4 blocks of 2 x 2
-    assert "the rest is zero" in share(PriSM())[0]
-    few = [notice for notice in PriSM().notices(context_of(PriSM(), [0.25])) if "each of 4 windows" in notice]
+    assert "107 of the full network's 155 parameters (69%)" in share(WINDOWS)[0]  # of 2.weight 4 blocks of 2 x 2
+    assert "the rest is zero" in share(WINDOWS)[0]
+    few = [notice for notice in WINDOWS.notices(context_of(WINDOWS, [0.25])) if "each of 4 windows" in notice]
     assert len(few) == 1
-    assert "29 of the full network's 155 parameters (19%)" in share(PriSM(channels="first"))[0]
-    assert "keeps its start" in share(PriSM(channels="first"))[0]
+    assert "29 of the full network's 155 parameters (19%)" in share(PriSM())[0]
+    assert "keeps its start" in share(PriSM(dropped="kept"))[0]
     assert share(PriSM(channels="all")) == share(PriSM(channels="drawn")) == []
 
 
-FIRST = PriSM(channels="first", dropped="zero")
-
-
 def test_statistics_of_a_network_that_nobody_can_run_are_near_those_that_it_would_have_itself(tmp_path: Path) -> None:
-    run = weak_run(PriSM(), tmp_path)
+    run = weak_run(WINDOWS, tmp_path)
     shares = [run.experiment.shares.share(client).train for client in range(4)]
     inputs = [part.batch(torch.arange(len(part)))[0] for part in shares]
-    oracle = untrained(run.experiment.context, PriSM(), run.state, Size(1.0), [torch.cat(inputs)])
+    oracle = untrained(run.experiment.context, WINDOWS, run.state, Size(1.0), [torch.cat(inputs)])
     for norm, mean, variance in zip(batch_norms(run.customize("1.0")), oracle.means, oracle.variances):
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -833,14 +831,14 @@ def test_statistics_of_a_network_that_nobody_can_run_are_near_those_that_it_woul
 @pytest.mark.parametrize(
     ("method", "capacities", "channels", "reached"),
     [
-        (PriSM(), [0.25], 8, 8),
-        (PriSM(), [0.2], 16, 16),  # 4 windows of 4 channels
-        (PriSM(), [0.4], 16, 14),  # 2 windows of 7 channels
-        (PriSM(), [0.2, 0.4], 16, 14),  # in each of these, 2 of 4 channels, which share one
-        (PriSM(), [0.2, 0.6], 16, 14),  # a window of 10, and one of 4 beside it
-        (PriSM(), [0.1, 0.3, 0.4], 20, 20),
-        (FIRST, [0.25], 8, 2),
-        (FIRST, [0.2, 0.4], 16, 7),
+        (WINDOWS, [0.25], 8, 8),
+        (WINDOWS, [0.2], 16, 16),  # 4 windows of 4 channels
+        (WINDOWS, [0.4], 16, 14),  # 2 windows of 7 channels
+        (WINDOWS, [0.2, 0.4], 16, 14),  # in each of these, 2 of 4 channels, which share one
+        (WINDOWS, [0.2, 0.6], 16, 14),  # a window of 10, and one of 4 beside it
+        (WINDOWS, [0.1, 0.3, 0.4], 20, 20),
+        (PriSM(), [0.25], 8, 2),
+        (PriSM(), [0.2, 0.4], 16, 7),
     ],
     ids=lambda value: getattr(value, "channels", str(value)),
 )
@@ -863,7 +861,7 @@ def test_statistics_of_the_pieces_make_exactly_those_of_the_whole_network(
 
 
 @pytest.mark.parametrize(
-    "method", [PriSM(), FIRST, PriSM(channels="drawn"), PriSM(channels="all"), FedHM(), OrigDrop()], ids=str
+    "method", [WINDOWS, PriSM(), PriSM(channels="drawn"), PriSM(channels="all"), FedHM(), OrigDrop()], ids=str
 )
 def test_a_server_with_samples_estimates_what_nobody_can_run_by_a_plain_pass_over_them(
     method: Method[Any], tmp_path: Path
@@ -890,7 +888,7 @@ def test_a_server_with_samples_estimates_what_nobody_can_run_by_a_plain_pass_ove
 
 
 def test_the_servers_samples_serve_sizes_that_were_never_trained_too(tmp_path: Path) -> None:
-    run = weak_run(PriSM(), tmp_path, calibration_proxy=40)
+    run = weak_run(WINDOWS, tmp_path, calibration_proxy=40)
     network, (x, _) = run.customize(0.5), run.experiment.calibration_proxy().batch(torch.arange(40))  # type: ignore[union-attr]
     with torch.no_grad():
         first = network.get_submodule("0")(x)
@@ -912,11 +910,11 @@ def test_a_server_without_samples_cannot_calibrate_and_says_so_at_once() -> None
         return Share(parts, parts)
 
     own = {"on": ["clients"], "calibration_proxy": 10}
-    made = Experiment(data=share, clients=4, model=normed(), method=PriSM(), evaluation=own)
+    made = Experiment(data=share, clients=4, model=normed(), method=WINDOWS, evaluation=own)
     assert any("calibration_proxy: given 10" in notice for notice in plan(made)["notices"])
 
 
-@pytest.mark.parametrize("method", [PriSM(), PriSM(channels="drawn"), FedHM()], ids=["windows", "drawn", "fedhm"])
+@pytest.mark.parametrize("method", [WINDOWS, PriSM(channels="drawn"), FedHM()], ids=["windows", "drawn", "fedhm"])
 def test_no_client_is_sent_more_than_it_can_train_and_what_travels_is_counted(
     method: Method[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -940,7 +938,7 @@ def test_no_client_is_sent_more_than_it_can_train_and_what_travels_is_counted(
     assert counted == {"bytes_down": sum(s for s, _ in asked), "bytes_up": sum(r for _, r in asked)}
     planned = plan(run.experiment)["statistics"]
     assert [own["size"] for own in planned] == ["0.25", "1.0"]
-    assert planned[1]["by"] == ("pieces" if method == PriSM() else "batch")
+    assert planned[1]["by"] == ("pieces" if method == WINDOWS else "batch")
     assert 4 * sum(own["bytes_down"] for own in planned) == pytest.approx(counted["bytes_down"], rel=0.1)
     assert 4 * sum(own["bytes_up"] for own in planned) == pytest.approx(counted["bytes_up"], rel=0.1)
 
@@ -969,8 +967,12 @@ def test_statistics_of_parts_are_put_together_by_channel_and_the_first_rank_that
 
 
 def test_options_that_would_change_nothing_are_refused_before_a_run_and_borne_in_an_older_one(tmp_path: Path) -> None:
-    useless = [PriSM(dropped="zero"), PriSM(channels="all", dropped="zero"), PriSM(sampling="top", kappa=4.0)]
-    for method, words in zip(useless, ['channels = "windows"', 'channels = "all"', 'sampling = "top"']):
+    useless = [
+        PriSM(channels="drawn", dropped="kept"),
+        PriSM(channels="all", dropped="kept"),
+        PriSM(sampling="top", kappa=4.0),
+    ]
+    for method, words in zip(useless, ['channels = "drawn"', 'channels = "all"', 'sampling = "top"']):
         made = Experiment(data="digits", clients=4, model="small-cnn", method=method, devices={"capacities": [0.5]})
         with pytest.raises(ConfigError, match=words):
             plan(made)

@@ -23,10 +23,11 @@ SPLITS = {"iid": [], "dirichlet 0.1": ["data.split=dirichlet", "data.alpha=0.1"]
 METHODS = {
     "fedavg": ['method={name="fedavg"}', "devices.capacities=[1.0]"],
     "prism": [],
-    "prism first": ["method.channels=first", "method.dropped=zero"],
+    "prism windows": ["method.channels=windows"],
     "origdrop": ['method={name="origdrop"}'],
     "orthdrop": ['method={name="fedhm"}'],
 }
+SAMPLED = ("fedavg", "prism", "prism windows")  # of Figs. 10 and 11
 PRODUCT = 24  # rounds times local epochs of Fig. 10
 
 
@@ -52,7 +53,7 @@ def accuracy_drop() -> Iterator[Cell]:
 
 def local_epochs() -> Iterator[Cell]:
     """Fig. 10 on digits: more epochs, fewer rounds."""
-    for split, method, epochs in product(SPLITS, ("fedavg", "prism"), (1, 2, 4)):
+    for split, method, epochs in product(SPLITS, SAMPLED, (1, 2, 4)):
         rounds = PRODUCT // epochs
         changes = [f"training.local_epochs={epochs}", f"rounds={rounds}", f"evaluate_every={rounds}"]
         yield Cell("digits.toml", split, method, at(method, 0.2), epochs, 10, changes)
@@ -60,7 +61,7 @@ def local_epochs() -> Iterator[Cell]:
 
 def active_clients() -> Iterator[Cell]:
     """Fig. 11 on digits: how many of ten clients take part in a round."""
-    for split, method, active in product(SPLITS, ("fedavg", "prism"), (2, 5, 10)):
+    for split, method, active in product(SPLITS, SAMPLED, (2, 5, 10)):
         changes = [f"devices.participation={active / 10}"]
         yield Cell("digits.toml", split, method, at(method, 0.2), 2, active, changes)
 

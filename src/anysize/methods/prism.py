@@ -29,11 +29,13 @@ authors do. Recurrent weights have one decomposition over all gates, and their r
 Departures:
 - The authors mask full tensors, and in their residual networks every channel stays alive through the shortcuts, the
   stem and the projections. Here a client's network is narrowed everywhere to the channels that it computes, so that it
-  costs what Table 1 says. If all clients computed the first channels (`channels = "first"`, the paper's u_i(1:r)), none
-  would train the entries beyond them: 84 % of a weight at keep 0.4, 96 % at 0.2. So by default clients compute
-  different windows of channels: see `windows`. An entry outside of every window has no client either. It starts at
-  zero and stays there, so that the full network is the sum of what was trained; a pretrained one keeps it. `notices`
-  says how much that is. Kernels are drawn by their importance within the client's window.
+  costs what Table 1 says. By default these are the first channels, the paper's u_i(1:r). If no client is strong enough
+  for all of them, none trains the entries beyond: 84 % of a weight at keep 0.4, 96 % at 0.2. They start at zero and
+  stay there (`dropped = "zero"`), so that they are not drawn in place of trained kernels, and the full network is the
+  sum of what was trained; a pretrained network keeps them. `notices` says how much that is.
+- With `channels = "windows"`, clients compute different windows of channels, which together make the full network: see
+  `windows`. Kernels are drawn by their importance within the client's window. This learned more where clients' data
+  was alike and a small network too small for the task, and much less where data was skewed.
 - `channels = "all"` is section 3.2.1 without its paragraph on memory: all is trained, at the cost of OrthDrop. "drawn"
   is an earlier version of the authors' code, which drew the rows of the left factors. "mlp" is what their code does to
   transformers, where it leaves attention and the residual stream whole.
@@ -153,22 +155,23 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
             "top" gives every client the most important kernels.
         refresh_every: rounds from one decomposition to the next.
         frobenius: the factor of Eq. (6), as a multiple of training.weight_decay; 0 is off.
-        channels: which output channels a client computes: in "windows", another one for each client in each round, so
-            that all channels are trained; the "first", the same for all clients of a size (the paper); "drawn" at
-            random for each client; "all", which saves parameters and multiply-adds, but no activations; or "mlp": all,
-            and of a transformer only its feed-forward layers are decomposed (the authors' code).
-        dropped: with `channels = "first"`, what no client can train is "kept" as it started (the paper), or "zero" from
-            the start, so that it is neither decomposed nor part of a finished network.
+        channels: which output channels a client computes: the "first", the same for all clients of a size (the paper);
+            in "windows", another one for each client in each round, so that together they train all channels; "drawn"
+            at random for each client; "all", which saves parameters and multiply-adds, but no activations; or "mlp":
+            all, and of a transformer only its feed-forward layers are decomposed (the authors' code).
+        dropped: with the first channels or windows, what no client can train is "zero" from the start, so that it is
+            neither decomposed nor part of a finished network, unless the network is pretrained; or "kept" as it started
+            (the paper).
         momentum: "local" starts at zero in every round; "averaged": clients send it, the server averages it as it
             averages kernels and gives it to the next round's clients, which doubles the bytes.
     """
 
     kappa: NotNegative = _KAPPA
     sampling: Sampling = "importance"
-    channels: Literal["windows", "first", "drawn", "all", "mlp"] = "windows"
+    channels: Literal["first", "windows", "drawn", "all", "mlp"] = "first"
     refresh_every: Count = 1
     frobenius: NotNegative = 1.0
-    dropped: Literal["zero", "kept"] = "kept"
+    dropped: Literal["zero", "kept"] = "zero"
     momentum: Literal["local", "averaged"] = "local"
 
     summary = "random low-rank sub-models of principal kernels; nobody trains the full network (Niu et al. 2023)"
@@ -178,8 +181,8 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
     }
 
     def ignored(self) -> Iterable[str]:
-        if self.dropped != "kept" and self.channels != "first":
-            yield f'dropped = "{self.dropped}" works with channels = "first", and channels = "{self.channels}"'
+        if self.dropped != "zero" and self.channels in ("drawn", "all", "mlp"):
+            yield f'dropped = "{self.dropped}" works where channels are dropped, and channels = "{self.channels}"'
         if self.kappa != _KAPPA and self.sampling != "importance":
             yield f'kappa = {self.kappa:g} works with sampling = "importance", and sampling = "{self.sampling}"'
 
@@ -201,10 +204,8 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
         return replace(state, momentum=no_momentum(context, state)) if self.momentum == "averaged" else state
 
     def _empties(self, context: Context) -> bool:
-        """Whether what no client can train starts at zero; between windows it does, unless it was learned."""
-        if self.channels == "windows":
-            return not context.pretrained
-        return self.channels == "first" and self.dropped == "zero"
+        """Whether what no client can train starts at zero."""
+        return self.channels in ("first", "windows") and self.dropped == "zero" and not context.pretrained
 
     def _decomposed_names(self, context: Context) -> list[str]:
         return feed_forward_weights(context) if self.channels == "mlp" else inner_weights(context)
@@ -220,7 +221,7 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
 
     def _context_problems(self, context: Context) -> Iterator[str]:
         if self.channels == "mlp" and not feed_forward_weights(context):
-            yield 'channels = "mlp": the network has no feed-forward layers between attentions; take "all" or "windows"'
+            yield 'channels = "mlp": the network has no feed-forward layers between attentions; take "first" or "all"'
         if context.tricks.server_momentum:
             yield "tricks.server_momentum would add steps of kernels that a refresh has since replaced; leave it out"
         if self.momentum == "averaged":
@@ -409,7 +410,7 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
         if self.channels == "windows" and number > 1:
             found.append(
                 f"prism: each of {number} windows of channels has 1 in {number} of a round's clients. If these are few "
-                'and their data is skewed, channels = "first" with dropped = "zero" learns more'
+                'and their data is skewed, channels = "first" learns more'
             )
         return found
 
