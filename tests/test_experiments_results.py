@@ -195,17 +195,26 @@ def test_prism_by_channels() -> None:
                 assert value == one(skewed, column, channels=names[name], seed=str(seed), size="1.0"), (name, seed)
 
 
-METHODS_OF_FIG_10 = {"FedAvg on the full network": "fedavg", "PriSM": "prism", "PriSM in windows": "prism windows"}
-
-
-def test_prism_by_local_epochs() -> None:
-    found = rows("prism", "local-epochs")
-    for name, *cells in table("prism", "| accuracy in % at size 1.0 | 1 epoch"):
+@pytest.mark.parametrize(
+    "study, column, values, heading",
+    [
+        ("local-epochs", "local_epochs", (1, 2, 4), "1 epoch"),
+        ("active-clients", "active_clients", (2, 5, 10), "2 clients"),
+    ],
+)
+def test_prism_by_local_epochs_and_active_clients(
+    study: str, column: str, values: tuple[int, ...], heading: str
+) -> None:
+    found = rows("prism", study)
+    names = {"FedAvg on the full network": "fedavg", "PriSM": "prism", "PriSM in windows": "prism windows"}
+    lines = table("prism", f"| accuracy in % at size 1.0 | {heading}")
+    assert len(lines) == 6
+    for name, *cells in lines:
         split, method = name.split(", ")
-        where = {"split": split.replace("D", "d"), "method": METHODS_OF_FIG_10[method], "size": "1.0"}
-        for epochs, cell in zip("124", cells):
-            values = [one(found, local_epochs=epochs, seed=seed, **where) for seed in "012"]
-            assert said(cell.replace(" ", ","), *values), (name, epochs)
+        where = {"split": split.replace("D", "d"), "method": names[method], "size": "1.0"}
+        for value, cell in zip(values, cells):
+            seeds = [one(found, **where, **{column: str(value)}, seed=seed) for seed in "012"]
+            assert said(cell.replace(" ", ","), *seeds), (name, value)
 
 
 def test_prism_by_sampling() -> None:
