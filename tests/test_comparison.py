@@ -122,7 +122,7 @@ class Mine(HeteroFL):
 """
 
 
-@pytest.mark.parametrize("engine", ["inprocess", "processes"])
+@pytest.mark.parametrize("engine", [pytest.param("inprocess", marks=pytest.mark.slow), "processes"])
 def test_a_method_beside_the_experiment_file_is_compared_from_any_folder(tmp_path: Path, engine: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "own_method.py").write_text(OWN_METHOD)

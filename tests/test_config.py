@@ -525,7 +525,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(texts.filter(lambda key: key not in ("name", "options")), values, max_size=4), values)
 def test_whatever_toml_can_hold_comes_out_as_it_went_in(options: dict[str, Any], value: Any) -> None:
     config = from_dict(smallest(method=options, data={"options": {"value": value}}))

@@ -457,6 +457,7 @@ def test_options_that_make_no_sense_are_refused_together() -> None:
 # --- end to end ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # a law has the resumed run, and a fleet the whole way
 def test_a_run_on_digits_learns_at_every_depth_resumes_and_is_cut(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "data": {"name": "digits", "clients": 9, "fraction": 1.0, "validation": 0.0},
@@ -523,7 +524,7 @@ def test_the_classifier_is_the_outermost_layer_of_its_name() -> None:
 @pytest.mark.parametrize(
     "method",
     small.fast_if(
-        lambda method: isinstance(method, HeteroFL | FLANC),
+        lambda method: isinstance(method, HeteroFL),
         [FedAvg(), FedAvg(width="each"), HeteroFL(), FLANC(), FjORD(), SHeteroFL(), PriSM(), SplitMix()],
     ),
     ids=lambda m: type(m).__name__,

@@ -30,7 +30,16 @@ def on_digits(out: Path, method: str, **tables: Any) -> az.Run:
     ).run(out)
 
 
-@pytest.mark.parametrize("method, least", [("fedavg", 0.85), ("heterofl", 0.8), ("flanc", 0.8), ("prism", 0.8)])
+@pytest.mark.parametrize(
+    "method, least",
+    [
+        ("flanc", 0.8),
+        *(
+            pytest.param(name, least, marks=pytest.mark.slow)
+            for name, least in (("fedavg", 0.85), ("heterofl", 0.8), ("prism", 0.8))
+        ),
+    ],
+)
 def test_digits_are_learned_at_every_size(tmp_path: Path, method: str, least: float) -> None:
     run = on_digits(tmp_path / "run", method, rounds=8)
     final = run.history[-1]["accuracy"]
@@ -40,7 +49,7 @@ def test_digits_are_learned_at_every_size(tmp_path: Path, method: str, least: fl
     assert losses[-1] < losses[0] / 2
 
 
-@pytest.mark.parametrize("method, least", [("heterofl", 0.6), ("flanc", 0.65)])
+@pytest.mark.parametrize("method, least", [("heterofl", 0.6), pytest.param("flanc", 0.65, marks=pytest.mark.slow)])
 def test_digits_are_learned_from_clients_with_three_classes_each(tmp_path: Path, method: str, least: float) -> None:
     run = on_digits(tmp_path / "run", method, rounds=10, partition={"split": "classes", "classes_per_client": 3})
     for client in range(12):
@@ -49,7 +58,7 @@ def test_digits_are_learned_from_clients_with_three_classes_each(tmp_path: Path,
     assert min(final.values()) >= least, final
 
 
-@pytest.mark.parametrize("method", ["heterofl", "flanc"])
+@pytest.mark.parametrize("method", ["flanc", pytest.param("heterofl", marks=pytest.mark.slow)])
 def test_the_next_character_of_a_little_text_is_learned(tmp_path: Path, method: str) -> None:
     symbols = sorted(set(TEXT))
     tokens = np.array([symbols.index(sign) for sign in TEXT * 12])

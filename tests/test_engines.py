@@ -58,7 +58,11 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "method, tricks",
-    [("fedavg", {}), ("heterofl", {"batch_norm": "local"}), ("flanc", {"classwise_head": True, "proximal": 0.1})],
+    [
+        pytest.param("fedavg", {}, marks=pytest.mark.slow),
+        pytest.param("heterofl", {"batch_norm": "local"}, marks=pytest.mark.slow),
+        ("flanc", {"classwise_head": True, "proximal": 0.1}),
+    ],
 )
 def test_worker_processes_end_in_the_same_bits_as_one_process(method: str, tricks: dict[str, Any]) -> None:
     made = experiment(method, tricks=tricks)
@@ -116,7 +120,9 @@ def test_calibration_statistics_are_the_same_on_both_engines() -> None:
         assert dump(statistics.tensors(), {}) == dump(found[label].tensors(), {})
 
 
-@pytest.mark.parametrize("method, tricks", [("heterofl", {"batch_norm": "batch"}), ("flanc", {})])
+@pytest.mark.parametrize(
+    "method, tricks", [pytest.param("heterofl", {"batch_norm": "batch"}, marks=pytest.mark.slow), ("flanc", {})]
+)
 def test_workers_measure_the_same_metrics_as_one_process(method: str, tricks: dict[str, Any]) -> None:
     made = experiment(method, tricks=tricks, evaluation={"batch_size": 7})
     state = made.method.init(made.context)

@@ -103,7 +103,7 @@ def after(round: int, does: Callable[[], None]) -> Callable[[dict[str, Any]], No
     return lambda event: does() if event["event"] == "round" and event["round"] == round else None
 
 
-@pytest.mark.parametrize("number, code", SIGNALS)
+@pytest.mark.parametrize("number, code", [pytest.param(*SIGNALS[0], marks=pytest.mark.slow), SIGNALS[1]])
 def test_a_signal_that_comes_in_a_destructor_ends_the_run_after_its_step(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_signal_that_comes_in_a_destructor_ends_the_run_after_its_step(
 
 
 @linux
-@pytest.mark.parametrize("number, code", SIGNALS)
+@pytest.mark.parametrize("number, code", [SIGNALS[0], pytest.param(*SIGNALS[1], marks=pytest.mark.slow)])
 def test_a_second_signal_ends_a_busy_run_at_once_with_its_workers_and_its_memory(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -80,7 +80,7 @@ def full_times(folder: Path) -> dict[Size, float]:
     return found
 
 
-@pytest.mark.parametrize("case, limit", [("elf", 20.0), ("heterofl", 10.0)])
+@pytest.mark.parametrize("case, limit", [pytest.param("elf", 20.0, marks=pytest.mark.slow), ("heterofl", 10.0)])
 def test_what_a_device_measures_decides_what_its_group_trains(
     tmp_path: Path, clock: list[float], case: str, limit: float
 ) -> None:

@@ -269,13 +269,13 @@ def test_every_option_keeps_the_laws(method: str, model: str) -> None:
     check_method(VARIANTS[method], fresh(model), whole_runs=model == RUN)
 
 
-@pytest.mark.parametrize("method", BY_DEPTH)
+@pytest.mark.parametrize("method", small.fast_if("elf".__eq__, BY_DEPTH))
 def test_every_option_of_depth_and_masks_keeps_the_laws(method: str) -> None:
     """Laws that zeros for removed blocks and masks cannot keep are declared in `ELF.exceptions`."""
     check_method(BY_DEPTH[method], fresh("deep"), (0.4, 0.7, 1.0))
 
 
-@pytest.mark.parametrize("batch_norm", ["batch", "calibrated", "local"])
+@pytest.mark.parametrize("batch_norm", small.fast_if("batch".__eq__, ["batch", "calibrated", "local"]))
 def test_depth_and_masks_keep_the_laws_with_every_batch_norm(batch_norm: str) -> None:
     check_method(METHODS["elf"], fresh("deep"), (0.4, 1.0), {"batch_norm": batch_norm})
 
