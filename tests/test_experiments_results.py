@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import shlex
 from pathlib import Path
 from statistics import mean
@@ -188,11 +189,12 @@ def test_prism_by_channels() -> None:
                 assert value == one(found[data], column, **where), (name, data, seed)
         counts = [one(found[data], "parameters", channels=names[name], seed="0", size="1.0") for data in found]
         assert parameters.replace(",", "") == "; ".join(counts)
-    skewed = rows("prism", "channels-digits-skewed")
-    for name, *cells in table("prism", "| `channels`, skewed digits"):
-        for column, cell in zip(("held_out", "test"), cells):
+    skewed = {data: rows("prism", f"channels-{data}-skewed") for data in ("digits", "fashion-mnist")}
+    for name, *cells in table("prism", "| `channels`, skewed data"):
+        for (data, column), cell in zip(itertools.product(skewed, ("held_out", "test")), cells):
             for seed, value in enumerate(cell.split()):
-                assert value == one(skewed, column, channels=names[name], seed=str(seed), size="1.0"), (name, seed)
+                where = {"channels": names[name], "seed": str(seed), "size": "1.0"}
+                assert value == one(skewed[data], column, **where), (name, data, seed)
 
 
 @pytest.mark.parametrize(

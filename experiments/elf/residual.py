@@ -2,8 +2,8 @@
 
     python experiments/elf/residual.py 40 0 iid > experiments/elf/results/cifar10-16-residual.csv
 
-The arguments are a number of rounds, a seed, and splits (iid, noniid). Networks have half of the paper's channels. Every
-row has a command that gives its run alone.
+The arguments are a number of rounds, a seed, and splits (iid, noniid). Networks have half of the paper's channels.
+Every row has a command that gives its run alone.
 """
 
 from __future__ import annotations
