@@ -89,7 +89,7 @@ class Follower:
         if event["event"] == "round" and self._start:
             on_test = self._start["metric"] in event
             self.latest = scores(event, self._start, "test" if on_test else "clients") or self.latest
-        if event["event"] == "end" and event["round"] >= self.rounds:
+        if event["event"] == "end" and (event["round"] >= self.rounds or "stopped" in event):
             self.state = "finished"
 
     @property

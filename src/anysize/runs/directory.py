@@ -22,9 +22,10 @@ from torch import Tensor
 
 from anysize import atomic
 from anysize import config as configs
+from anysize.callbacks.tracking import FOLDER as TRACKED
 from anysize.config import files as config_files
 from anysize.errors import CheckpointError, ConfigError
-from anysize.runs.checkpoint import FILE, KEPT, write
+from anysize.runs.checkpoint import BEST, FILE, KEPT, write
 from anysize.wire import Json, dump
 
 if sys.platform != "win32":
@@ -34,8 +35,8 @@ CONFIG, ENVIRONMENT = config_files.CONFIG, config_files.ENVIRONMENT
 EVENTS, CLIENTS = "events.jsonl", "clients.csv"
 ANALYSIS = "analysis"
 REPORT, REPORT_FOLDER = "report.html", "report"
-_FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, REPORT)
-_FOLDERS = (KEPT, ANALYSIS, REPORT_FOLDER)
+_FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, BEST, REPORT)
+_FOLDERS = (KEPT, ANALYSIS, REPORT_FOLDER, TRACKED)
 _ROW = ("round", "client", "group", "size", "samples")
 
 

@@ -64,6 +64,8 @@ class Watch:
             print_notices(event["notices"])
         if kind == "notice":
             print_notices([event["text"]])
+        if kind == "end" and "stopped" in event:
+            print_notices([f"stopped after round {event['round']}: {event['stopped']}"])
         if kind == "resume":
             self.before = event["round"]
         if kind in ("resume", "round"):

@@ -37,14 +37,15 @@ from anysize.server.judging import check_attackable, on_test, under_attack
 from anysize.wire import Json
 
 
-def load(directory: str | Path, **live: Any) -> Run:
+def load(directory: str | Path, *, best: bool = False, **live: Any) -> Run:
     """The run in a directory, finished or not.
 
     Args:
         directory: the run directory.
+        best: take the state after the best round, which `callbacks.keep_best` keeps, not that after the last.
         **live: `model=`, `data=`, `task=` or `method=`, if the run was made with objects that a file cannot name.
     """
-    return Run(Path(directory), None, **live)
+    return Run(Path(directory), None, best, **live)
 
 
 class Run:
@@ -56,17 +57,18 @@ class Run:
         experiment: the experiment of the run.
     """
 
-    def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
+    def __init__(self, directory: Path, experiment: Experiment | None = None, best: bool = False, **live: Any) -> None:
         self.directory = directory
-        about = checkpoints.peek(directory)
+        file = checkpoints.BEST if best else checkpoints.FILE
+        about = checkpoints.peek(directory, file)
         self.config = saved_config(directory)
         self.experiment = experiment or Experiment.from_config(self.config, _known(directory, about), **live)
         fresh = self.experiment.method.init(self.experiment.context)
-        self._checkpoint = checkpoints.restore_from(directory, fresh)
+        self._checkpoint = checkpoints.restore_from(directory, fresh, file)
 
     @property
     def round(self) -> int:
-        """The last finished round."""
+        """The round whose state this is: the last finished one, or the best."""
         return self._checkpoint.round
 
     @property
