@@ -21,9 +21,9 @@ from anysize.callbacks import Callback, EarlyStopping, Evaluation, KeepBest, Run
 from anysize.comparisons.outcomes import is_finished
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.brief import Brief
+from anysize.records import checkpoint as checkpoints
+from anysize.records.events import read_events, status
 from anysize.report import write as write_report
-from anysize.runs import checkpoint as checkpoints
-from anysize.runs.events import read_events, status
 from anysize.tasks import Classification
 from anysize.wire import flatten
 
@@ -499,8 +499,8 @@ def test_weights_and_biases_writes_a_run_offline(tmp_path: Path) -> None:
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anysize.callbacks.tracking.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"mlflow is not installed; pip install"):
+    monkeypatch.setattr("anysize.config.extras.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs mlflow, not installed: pip install"):
         small.experiment(track={"name": "mlflow"}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -65,6 +66,15 @@ def told(error: BaseException) -> str:
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {reason}{place}"
+
+
+def in_flags(text: str) -> str:
+    """An error's text in the words of the command line, where it names arguments of Python.
+
+    >>> in_flags("go on with resume=True, or choose another folder with out=")
+    'go on with --resume, or choose another folder with --out'
+    """
+    return re.sub(r"\b(?:(resume|overwrite|best)=True|(out)=(?=\W|$))", lambda found: f"--{found[1] or found[2]}", text)
 
 
 def short(value: object) -> str:

@@ -7,10 +7,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anysize.callbacks.base import Callback, Evaluation, RunView
+from anysize.config.extras import needs
 from anysize.config.files import dumps
 from anysize.config.toml import flat
 from anysize.errors import ConfigError
@@ -56,11 +56,8 @@ class Tracker(Callback):
     """What must be installed, which is also the name of the extra."""
 
     def check(self, config: ExperimentConfig) -> None:
-        if find_spec(self.package) is None:
-            raise ConfigError(
-                f"track.name = \"{self.package}\": {self.package} is not installed; pip install '.[{self.package}]' in "
-                f"a checkout, or pip install {self.package}"
-            )
+        if (missing := needs(f'track.name = "{self.package}"', self.package, self.package)) is not None:
+            raise ConfigError(missing)
 
     def on_start(self, run: RunView) -> None:
         self.open(run)

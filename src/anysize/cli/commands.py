@@ -47,7 +47,7 @@ from anysize.cli.printing import (
     ways_lines,
 )
 from anysize.engines.start import quick_start
-from anysize.errors import AnysizeError, UsageError
+from anysize.errors import AnysizeError, UsageError, in_flags
 from anysize.runs.progress import Watch, bars, by_size, err, print_notices
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ def report(directory: Directory) -> None:
 @app.command()
 def status(directory: Directory, as_json: AsJson = False) -> None:
     """Show the progress of a run."""
-    from anysize.runs.events import status as look
+    from anysize.records.events import status as look
 
     found = look(directory)
     if as_json:
@@ -458,7 +458,7 @@ def main() -> None:
 def _verdict(error: Exception) -> tuple[str, int]:
     """The text for an error, and the exit code: 2 if the user can solve it, 1 for a bug in anysize."""
     if isinstance(error, AnysizeError):
-        return str(error), 2
+        return in_flags(str(error)), 2
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 2
     if isinstance(error, MemoryError):

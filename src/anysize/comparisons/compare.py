@@ -28,7 +28,7 @@ from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.experiment import Experiment
 from anysize.methods import Method, make, name_of
-from anysize.runs import directory as directories
+from anysize.records import directory as directories
 from anysize.runs.progress import err
 from anysize.wire import Json
 
@@ -201,7 +201,7 @@ def run_directories(places: Sequence[Path]) -> list[Path]:
             raise CheckpointError(f"{place} holds no run; give run directories, or a folder with some below it")
         found += [path for path in runs if outcomes.end_of(path) is not None]
     if not found:
-        raise CheckpointError("none of these runs is finished; go on with them with --resume")
+        raise CheckpointError("none of these runs is finished; go on with them with resume=True")
     return list(dict.fromkeys(found))
 
 
@@ -251,9 +251,9 @@ def _checked(config: ExperimentConfig, folder: Path, objects: Mapping[str, Metho
     if config.folder is not None:
         look_in(config.folder)
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; choose another folder with --out")
+        raise CheckpointError(f"{folder} is a file; choose another folder with out=")
     if directories.holds_run(folder):
-        raise CheckpointError(f"{folder} holds a run itself; choose another folder for the comparison with --out")
+        raise CheckpointError(f"{folder} holds a run itself; choose another folder for the comparison with out=")
     found = cells(config)
     problems = []
     for cell in {(cell.setting, cell.label): cell for cell in found}.values():

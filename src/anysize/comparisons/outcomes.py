@@ -11,8 +11,8 @@ from typing import Any
 
 from anysize.config.tables import ExperimentConfig
 from anysize.errors import CheckpointError
-from anysize.runs.directory import EVENTS, saved_config
-from anysize.runs.events import held_out_by_size, held_out_mean, history, known, read_events
+from anysize.records.directory import EVENTS, saved_config
+from anysize.records.events import held_out_by_size, held_out_mean, history, known, read_events
 from anysize.wire import Json
 
 COSTS = (

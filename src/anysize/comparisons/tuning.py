@@ -10,8 +10,8 @@ from typing import Any
 
 from anysize.comparisons import outcomes
 from anysize.comparisons.cells import Cell, Trial
-from anysize.runs.directory import EVENTS
-from anysize.runs.events import read_events
+from anysize.records.directory import EVENTS
+from anysize.records.events import read_events
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rich.text import Text
 from anysize.comparisons import locks
 from anysize.comparisons.cells import Cell
 from anysize.comparisons.outcomes import scores
-from anysize.runs.directory import EVENTS
+from anysize.records.directory import EVENTS
 from anysize.runs.progress import by_size, err
 
 _SECONDS = 0.5  # between two looks

@@ -22,8 +22,8 @@ from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError
 from anysize.experiment.experiment import Experiment
 from anysize.methods import Method
+from anysize.records import directory as directories
 from anysize.report import write as write_report
-from anysize.runs import directory as directories
 from anysize.runs.resuming import begun
 from anysize.runs.runner import run
 from anysize.wire import Json
@@ -148,8 +148,8 @@ def _differences(experiment: Experiment, directory: Path) -> str:
 def _refusal(places: Sequence[Path], listed: str) -> str:
     more = f", and so {'does' if len(places) == 2 else 'do'} {len(places) - 1} more" if len(places) > 1 else ""
     return (
-        f"{places[0]} holds a run of another experiment{more}; choose another folder with --out, or run all again with "
-        f"--overwrite. The differences:\n  {listed}"
+        f"{places[0]} holds a run of another experiment{more}; choose another folder with out=, or run all again with "
+        f"overwrite=True. The differences:\n  {listed}"
     )
 
 

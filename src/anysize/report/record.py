@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from anysize.errors import CheckpointError
-from anysize.runs.directory import ANALYSIS, CLIENTS, CONFIG, ENVIRONMENT, EVENTS
-from anysize.runs.events import counted_rounds, numbered_events
+from anysize.records.directory import ANALYSIS, CLIENTS, CONFIG, ENVIRONMENT, EVENTS
+from anysize.records.events import counted_rounds, numbered_events
 from anysize.wire import load
 
 Number = int | float

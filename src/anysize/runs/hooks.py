@@ -10,9 +10,9 @@ from typing import Literal
 from anysize.callbacks import Callback, Evaluation, RunView, Wishes
 from anysize.config.tables import ExperimentConfig
 from anysize.errors import AnysizeError, ConfigError, told
-from anysize.runs import checkpoint as checkpoints
-from anysize.runs.directory import EVENTS, saved_environment
-from anysize.runs.events import evaluation_in, history, read_events
+from anysize.records import checkpoint as checkpoints
+from anysize.records.directory import EVENTS, saved_environment
+from anysize.records.events import evaluation_in, history, read_events
 from anysize.wire import Json
 
 Moment = Literal["on_start", "on_round", "on_evaluation", "on_end"]
@@ -97,7 +97,7 @@ class Hooks:
                 whose = "anysize's" if type(callback).__module__.startswith("anysize.") else "your"
                 raise AnysizeError(
                     f"{whose} callback {type(callback).__name__}, {moment}, after round {self.wishes.round}: "
-                    f"{told(error)}. The run is saved as far as that; resume it to go on"
+                    f"{told(error)}. The run is saved as far as that; go on with resume=True"
                 ) from error
 
     def _view(self, stopped: str | None) -> RunView:

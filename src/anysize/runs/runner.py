@@ -38,11 +38,11 @@ from anysize.experiment.experiment import Experiment, evaluation_part, metric_na
 from anysize.methods.capabilities import Finishing, Observed, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
-from anysize.runs import checkpoint as checkpoints
-from anysize.runs import directory as directories
-from anysize.runs.checkpoint import Checkpoint
-from anysize.runs.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
-from anysize.runs.events import history
+from anysize.records import checkpoint as checkpoints
+from anysize.records import directory as directories
+from anysize.records.checkpoint import Checkpoint
+from anysize.records.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
+from anysize.records.events import history
 from anysize.runs.hooks import Hooks
 from anysize.runs.progress import OnEvent, watched
 from anysize.runs.resuming import resumed
@@ -83,8 +83,8 @@ def run(
         resume: continue the run in the directory; values that the source leaves out stay as they are there.
         overwrite: replace the run in the directory.
         profile: note in every round's event where its time went; see `anysize.profiling`.
-        progress: whether to show the progress, as a bar on a terminal and as lines elsewhere; by default on a terminal,
-            unless `on_event` is given.
+        progress: whether to show the progress, as a bar on a terminal and in a notebook, and as lines elsewhere; by
+            default on a terminal and in a notebook, unless `on_event` is given.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
         callbacks: called between rounds, after those that the experiment names; see `anysize.callbacks`.
         engine: makes the engine, instead of the one that the experiment names; for a fleet of real devices.
@@ -370,7 +370,7 @@ class _Runner:
         return (
             f"stopped after round {number}: {self._void} rounds in a row (engine.void_rounds) had fewer answers than "
             f"the {least or 1} that a round needs (engine.min_clients). In the last one: {missing}. What was learned "
-            "before is saved; continue with --resume when the devices are back"
+            "before is saved; continue with resume=True when the devices are back"
         )
 
     def _clients(self, number: int, fleet: Fleet) -> list[Client]:
@@ -512,7 +512,7 @@ class _Runner:
         if data is not None and data.checksum != before.get("checksum", data.checksum):
             raise CheckpointError(
                 f"the data is not what the run in {self._directory} was trained on (sha256 {before['checksum'][:12]}, "
-                f"now {data.checksum[:12]}); restore the old data, or start again with --out or --overwrite"
+                f"now {data.checksum[:12]}); restore the old data, or start again with out= or overwrite=True"
             )
 
     def _write_about(self) -> None:

@@ -26,7 +26,7 @@ FILE = "state.safetensors"
 BEST = "best.safetensors"
 KEPT = "kept"
 _FORMAT = 1
-_WAY_OUT = "restore an intact copy of it, or start again with --overwrite"
+_WAY_OUT = "restore an intact copy of it, or start again with overwrite=True"
 _READS = 3  # tries at reading a checkpoint that a run in another process may be replacing
 
 
@@ -90,7 +90,7 @@ def _save(path: Path, checkpoint: Checkpoint, about: Json, before: int) -> None:
 
 def write(path: Path, content: bytes) -> None:
     """Replace a file of a run directory in one step."""
-    atomic.write(path, content, CheckpointError, "free some space or allow writing there, and continue with --resume")
+    atomic.write(path, content, CheckpointError, "free some space or allow writing there; then go on with resume=True")
 
 
 def peek(directory: Path, file: str = FILE) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 
 from anysize.callbacks.base import Evaluation
 from anysize.errors import CheckpointError
-from anysize.runs.directory import EVENTS, saved_config
+from anysize.records.directory import EVENTS, saved_config
 from anysize.wire import Json
 
 Event = dict[str, Any]
@@ -44,6 +44,20 @@ def counted_rounds(path: Path, events: Iterable[tuple[int, Event]]) -> list[tupl
         else:
             rounds = {earlier: found for earlier, found in rounds.items() if earlier <= number}
     return [rounds[number] for number in sorted(rounds)]
+
+
+def by_round_and_size(directory: Path) -> list[Json]:
+    """A row for each round and size of a run: its metrics where it was evaluated, and what the whole round had."""
+    start = next(event for event in read_events(directory / EVENTS) if event["event"] == "start")
+    of_rounds = ("train_loss", "bytes_down", "bytes_up", "seconds")
+    rows = []
+    for event in history(directory):
+        found = evaluation_in(event, start) or Evaluation(event["round"])
+        whole = {name: event.get(name) for name in of_rounds}
+        for label in dict.fromkeys([*(size["label"] for size in start["sizes"]), *found.held_out]):
+            own = {"held_out": found.held_out.get(label, math.nan)}
+            rows.append({"round": event["round"], "size": label} | dict(found.test.get(label, {})) | own | whole)
+    return rows
 
 
 def evaluation_in(event: Json, start: Json) -> Evaluation | None:
