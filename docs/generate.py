@@ -48,6 +48,8 @@ NOTES: Mapping[str, str] = {
     'In simulation a function `"module:function"` can give each device\'s share: [own data](own-data-and-model.md).',
     "method": "The method's own options are keys beside the name. They are listed [below](#options-of-the-methods).",
     "tricks": "Any method takes any trick. The defaults of each method are listed [below](#tricks-by-method).",
+    "callbacks": "[Callbacks](callbacks.md) has examples, and what your own are given.",
+    "track": "[Callbacks](callbacks.md#tensorboard-weights--biases-mlflow) lists the options of each.",
     "engine": "Clients run `inprocess`, in worker `processes`, or on the simulation of `flower`, with the same bits. "
     "Flower is an extra, `pip install '.[flower]'` in a checkout; it starts Ray here, or uses the cluster that "
     "`RAY_ADDRESS` names, and trains `workers` clients at a time. The environment variable `ANYSIZE_ENGINE` sets the "

@@ -14,8 +14,8 @@ from anysize.engines.base import Absence, Engine
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError
 from anysize.methods.messages import SubModel, Ticket, Update
+from anysize.records.events import status
 from anysize.report import write
-from anysize.runs.events import status
 from anysize.runs.experiment import Experiment
 from anysize.runs.runner import MakeEngine, run
 from anysize.server.round import run_round
@@ -115,7 +115,7 @@ def test_momentum_of_the_server_does_not_move_a_round_without_answers(tmp_path: 
 def test_a_run_that_nobody_answers_stops_and_can_go_on(tmp_path: Path) -> None:
     calm = {"evaluate_every": 100, "training": {"learning_rate": 0.01}}
     made = small.experiment(rounds=7, checkpoint_every=5, engine={"void_rounds": 2}, **calm)
-    with pytest.raises(AnysizeError, match=r"stopped after round 4: 2 rounds in a row .* client 0: too late.*--resume"):
+    with pytest.raises(AnysizeError, match=r"after round 4: 2 rounds in a row .* client 0: too late.*resume=True"):
         run(made, out=tmp_path / "run", engine=flaky(lambda ticket: ticket.round > 2))
     again = run(made, out=tmp_path / "run", engine=flaky(lambda ticket: False), resume=True)
     assert [event["round"] for event in again.history] == list(range(1, 8))
@@ -151,7 +151,7 @@ def test_evaluation_and_calibration_take_those_who_answer(tmp_path: Path) -> Non
 
 def test_a_method_that_asks_devices_says_so_if_none_answers(tmp_path: Path) -> None:
     made = small.experiment(rounds=1, method={"name": "splitmix", "sort_bases": True})
-    with pytest.raises(AnysizeError, match="none answered; go on with --resume"):
+    with pytest.raises(AnysizeError, match="none answered; go on with resume=True"):
         run(made, out=tmp_path / "run", engine=flaky(lambda ticket: ticket.job == "evaluate"))
 
 

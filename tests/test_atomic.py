@@ -16,7 +16,7 @@ import pytest
 from anysize.atomic import replaced, unfinished, write
 from anysize.deploy.roster import Roster
 from anysize.errors import CheckpointError, ConfigError
-from anysize.runs import checkpoint
+from anysize.records import checkpoint
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
 
 def test_only_the_files_of_a_run_are_written_again_with_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"untouched; .*--resume"):
+    with pytest.raises(CheckpointError, match=r"untouched; .*resume=True"):
         checkpoint.write(tmp_path / "state", b"new")
     with pytest.raises(CheckpointError, match=r"fleet\.json.*untouched; solve that and try again$"):
         Roster.at(tmp_path, ["camera"])

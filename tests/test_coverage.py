@@ -14,7 +14,7 @@ from anysize import report
 from anysize.data import TensorPart
 from anysize.methods import Client, FedAvg, FjORD, HeteroFL, Method, SHeteroFL, Size, SplitMix
 from anysize.methods.capabilities import parts_of
-from anysize.runs.events import history
+from anysize.records.events import history
 from anysize.wire import flatten
 from test_golden import answers, context_of
 from test_report import END, round_event, rows, save, start

@@ -157,6 +157,17 @@ def test_own_data_and_model_of_the_page_train(tmp_path: Path, monkeypatch: pytes
     run_block(live)
 
 
+def test_the_callback_of_the_page_stops_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(ROOT / "docs" / "callbacks.md", "python")
+    run = run_block(block)["run"]
+    assert run.round < 40
+    assert f"round {run.round}: size 0.25 has accuracy 0." in capsys.readouterr().out
+    assert "size 0.25 has reached 0.5" in (run.directory / "events.jsonl").read_text().splitlines()[-1]
+
+
 # Words that name things
 
 

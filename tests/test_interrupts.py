@@ -30,7 +30,7 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 # The command line, which gets a signal inside a destructor after its second round: there Python cannot raise.
 _IN_A_DESTRUCTOR = """
 import os, signal, sys
-from anysize.runs import directory
+from anysize.records import directory
 number = int(sys.argv[1])
 class Dying:
     def __del__(self):
@@ -46,7 +46,7 @@ directory.append_event = append
 # One that is in its first round and will be for minutes.
 _BUSY = """
 import sys, time
-from anysize.runs import directory
+from anysize.records import directory
 written = directory.append_event
 def append(folder, event):
     written(folder, event)

@@ -26,8 +26,8 @@ from anysize.elastic.norm import batch_norms
 from anysize.engines.base import Absence, Engine
 from anysize.errors import AnysizeError, DataError
 from anysize.methods.messages import SubModel, Update
+from anysize.records.events import status
 from anysize.report import write
-from anysize.runs.events import status
 from anysize.runs.experiment import Experiment
 from anysize.runs.run import load
 from anysize.runs.runner import run

@@ -9,8 +9,8 @@ import pytest
 
 import small
 from anysize.profiling import STAGES, Clock, measuring, stage, staged
+from anysize.records.events import read_events
 from anysize.report import write
-from anysize.runs.events import read_events
 
 
 def test_time_counts_for_the_innermost_stage() -> None:

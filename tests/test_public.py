@@ -27,6 +27,7 @@ def test_the_public_names_are_these_and_all_of_them_exist() -> None:
         "Share",
         "Size",
         "Task",
+        "callbacks",
         "compare",
         "export",
         "load",

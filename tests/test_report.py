@@ -16,12 +16,12 @@ import torch
 import small
 from anysize import report
 from anysize.errors import CheckpointError
+from anysize.records.directory import write_analysis
+from anysize.records.events import history, read_events
 from anysize.report.figures import build
 from anysize.report.page import render
 from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import read
-from anysize.runs.directory import write_analysis
-from anysize.runs.events import history, read_events
 from pages import Page, page_of, rows
 
 LABELS = ["0.25", "0.5", "1.0"]

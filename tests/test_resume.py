@@ -18,7 +18,7 @@ import anysize as az
 import small
 from anysize import atomic, wire
 from anysize.errors import CheckpointError
-from anysize.runs import checkpoint as checkpoints
+from anysize.records import checkpoint as checkpoints
 from anysize.runs.runner import environment
 
 ROUNDS = 4
@@ -138,8 +138,8 @@ def test_a_run_killed_while_its_first_files_are_written_begins_anew(
         atomic.write(path, blob)
 
     with monkeypatch.context() as patched:
-        patched.setattr("anysize.runs.directory.write", write)
-        patched.setattr("anysize.runs.checkpoint.write", write)
+        patched.setattr("anysize.records.directory.write", write)
+        patched.setattr("anysize.records.checkpoint.write", write)
         with pytest.raises(KilledError):
             small.experiment(rounds=1).run(tmp_path / "run")
     events: list[Any] = []
@@ -261,7 +261,7 @@ def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, how: 
     small.experiment(rounds=1).run(tmp_path / "run")
     damage(tmp_path / "run/state.safetensors", how)
     before = files(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"state.safetensors is damaged.*--overwrite"):
+    with pytest.raises(CheckpointError, match=r"state.safetensors is damaged.*overwrite=True"):
         az.load(tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"state.safetensors is damaged"):
         small.experiment(rounds=2).run(tmp_path / "run", resume=True)
@@ -287,7 +287,7 @@ def test_a_full_disk_leaves_the_last_round_and_the_run_goes_on(tmp_path: Path) -
     code = f"""
 import resource, signal, sys
 from anysize.cli.commands import main
-import anysize.runs.directory as directories
+import anysize.records.directory as directories
 begun = directories.begin_rows
 def limited(*arguments):
     begun(*arguments)

@@ -18,8 +18,8 @@ import small
 from anysize.data import load as load_data
 from anysize.devices.groups import round_seconds
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError
-from anysize.runs.directory import append_event
-from anysize.runs.events import read_events
+from anysize.records.directory import append_event
+from anysize.records.events import read_events
 from anysize.runs.runner import with_momentum
 
 MODULE = """
@@ -382,7 +382,7 @@ def test_a_folder_that_holds_a_run_or_other_files_is_left_alone(tmp_path: Path) 
     experiment = small.experiment(rounds=1)
     experiment.run(tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=r"--resume.*--out.*--overwrite"):
+    with pytest.raises(CheckpointError, match=r"resume=True.*out=.*overwrite=True"):
         experiment.run(tmp_path / "run")
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     (tmp_path / "thesis").mkdir()

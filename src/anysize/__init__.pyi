@@ -1,4 +1,5 @@
 # The public names, and where each is defined: the one list, which type checkers and `__init__.py` read.
+from anysize import callbacks as callbacks
 from anysize import methods as methods
 from anysize.comparisons.compare import compare as compare
 from anysize.comparisons.comparison import Comparison as Comparison

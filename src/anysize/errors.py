@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class AnysizeError(Exception):
@@ -48,6 +52,29 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(given, names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return f"unknown {kind} '{given}'{hint} Known: {', '.join(names) or 'none'}"
+
+
+def told(error: BaseException) -> str:
+    """An exception of the user's code in a line: its type, what it says, and the innermost line of the user's own.
+
+    >>> told(ValueError("no such camera"))
+    'ValueError: no such camera'
+    """
+    reason = str(error).split("\n", 1)[0]  # a worker's error has its traceback below
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    others = (str(Path(__file__).parent), *libraries, "<")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {reason}{place}"
+
+
+def in_flags(text: str) -> str:
+    """An error's text in the words of the command line, where it names arguments of Python.
+
+    >>> in_flags("go on with resume=True, or choose another folder with out=")
+    'go on with --resume, or choose another folder with --out'
+    """
+    return re.sub(r"\b(?:(resume|overwrite|best)=True|(out)=(?=\W|$))", lambda found: f"--{found[1] or found[2]}", text)
 
 
 def short(value: object) -> str:

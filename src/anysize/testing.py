@@ -37,8 +37,8 @@ from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
+from anysize.records.directory import CLIENTS
 from anysize.rng import generator
-from anysize.runs.directory import CLIENTS
 from anysize.runs.experiment import Experiment
 from anysize.runs.run import Run
 from anysize.wire import Json, Tensors, copies, dump, flatten, load, restore

@@ -30,6 +30,9 @@ Robustness = Annotated[
 ]
 
 
+Best = Annotated[bool, typer.Option("--best", help="The best round, which callbacks.keep_best keeps, not the last.")]
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -20,7 +20,18 @@ from rich.table import Table
 
 from anysize import interrupts
 from anysize.cli import fleet as fleets
-from anysize.cli.arguments import AsJson, Directory, File, Robustness, Set, budget_of, items, shard_of, whole_number
+from anysize.cli.arguments import (
+    AsJson,
+    Best,
+    Directory,
+    File,
+    Robustness,
+    Set,
+    budget_of,
+    items,
+    shard_of,
+    whole_number,
+)
 from anysize.cli.printing import (
     bytes_text,
     out,
@@ -36,7 +47,7 @@ from anysize.cli.printing import (
     ways_lines,
 )
 from anysize.engines.start import quick_start
-from anysize.errors import AnysizeError, UsageError
+from anysize.errors import AnysizeError, UsageError, in_flags
 from anysize.runs.progress import Watch, bars, by_size, err, print_notices
 
 if TYPE_CHECKING:
@@ -253,6 +264,7 @@ def customize(
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="net.anysize: all sizes in one file for anysize.runtime.")
     ] = None,
+    best: Best = False,
 ) -> None:
     """Cut a run's model to a size and write it as a file, or write all sizes as one."""
     from anysize.exports.formats import check_path
@@ -264,14 +276,14 @@ def customize(
     if bundle is not None:
         if size is not None or budget or robustness is not None:
             raise UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
-        _bundle(load(directory), bundle)
+        _bundle(load(directory, best=best), bundle)
         return
     assert to is not None
     if (size is None) == (not budget):
         raise UsageError("give either --size or --budget")
     check_path(to)
     limit = budget_of(budget or []) if size is None else None
-    made = load(directory)
+    made = load(directory, best=best)
     chosen = made.fitting(limit) if limit is not None else made.size(size or "")
     network = made.customize(chosen.label, robustness=robustness)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
@@ -305,6 +317,7 @@ def evaluate(
     attack: Annotated[
         str | None, typer.Option("--attack", help="Also under attack: pgd or auto.", show_default=False)
     ] = None,
+    best: Best = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure every size of a run, finished or not, on the test set, and under attack if asked."""
@@ -312,7 +325,7 @@ def evaluate(
 
     if attack not in (None, "pgd", "auto"):
         raise UsageError(f"--attack {attack}: allowed: pgd, auto")
-    made = load(directory)
+    made = load(directory, best=best)
     metric = made.experiment.task.metric
     with err.status("evaluating"), made.experiment.blamed("evaluation"):
         metrics = made.evaluate(size or None, robustness)
@@ -342,13 +355,17 @@ def report(directory: Directory) -> None:
 @app.command()
 def status(directory: Directory, as_json: AsJson = False) -> None:
     """Show the progress of a run."""
-    from anysize.runs.events import status as look
+    from anysize.records.events import status as look
 
     found = look(directory)
     if as_json:
         print_json(found)
         return
     say(f"{found['name']}: round {found['round']} of {found['rounds']}, {found['state']}")
+    if found["stopped"]:
+        say(f"stopped: {found['stopped']}")
+    if found["best"] is not None:
+        say(f"best round, which --best takes: {found['best']}")
     if found["latest"]:
         say(f"{found['metric']} at round {found['evaluated']}: {by_size(found['latest'])}")
     if found["clients_latest"]:
@@ -441,7 +458,7 @@ def main() -> None:
 def _verdict(error: Exception) -> tuple[str, int]:
     """The text for an error, and the exit code: 2 if the user can solve it, 1 for a bug in anysize."""
     if isinstance(error, AnysizeError):
-        return str(error), 2
+        return in_flags(str(error)), 2
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 2
     if isinstance(error, MemoryError):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from anysize.cli.printing import bytes_text, count_text, out, say
-from anysize.errors import UsageError
+from anysize.errors import UsageError, in_flags
 from anysize.runs.progress import err
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def print_unfinished(made: Comparison) -> None:
     if made.missing:
         say(f"\n{len(made.missing)} runs are not finished yet: {', '.join(made.missing[:5])}" + _more(made.missing))
     for path, text in made.failures.items():
-        err.print(f"{path} has failed: {text}", style="red", markup=False)
+        err.print(f"{path} has failed: {in_flags(text)}", style="red", markup=False)
 
 
 def _more(paths: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.experiment import Experiment
 from anysize.methods import Method, make, name_of
-from anysize.runs import directory as directories
+from anysize.records import directory as directories
 from anysize.runs.progress import err
 from anysize.wire import Json
 
@@ -100,7 +100,7 @@ def compare(
         raise ConfigError(
             f"only = '{only}': no cell's path matches; there are {every[0].path}, and {len(every) - 1} more"
         )
-    todo = [cell for cell in mine if outcomes.finished_round(folder / cell.path) != cell.config.rounds]
+    todo = [cell for cell in mine if not outcomes.is_finished(folder / cell.path, cell.config.rounds)]
     for cell in (cell for cell in mine if cell not in todo):
         (on_event or _silent)(cell.path, {"event": "finished before"})
     shown = progress if progress is not None else err.is_terminal and on_event is None
@@ -150,7 +150,7 @@ def gathered(config: ExperimentConfig, every: Sequence[Cell], folder: Path, out:
         choice = chosen(cell, folder)
         if error is not None:
             failures[cell.path] = error
-        elif choice is None or outcomes.finished_round(folder / cell.path) != cell.config.rounds:
+        elif choice is None or not outcomes.is_finished(folder / cell.path, cell.config.rounds):
             missing.append(cell.path)
         else:
             choices[cell.setting, cell.label] = choice
@@ -199,9 +199,9 @@ def run_directories(places: Sequence[Path]) -> list[Path]:
         runs = [path for path in below if directories.holds_run(path) and path.parent.name != TUNING]
         if not runs:
             raise CheckpointError(f"{place} holds no run; give run directories, or a folder with some below it")
-        found += [path for path in runs if outcomes.finished_round(path) is not None]
+        found += [path for path in runs if outcomes.end_of(path) is not None]
     if not found:
-        raise CheckpointError("none of these runs is finished; go on with them with --resume")
+        raise CheckpointError("none of these runs is finished; go on with them with resume=True")
     return list(dict.fromkeys(found))
 
 
@@ -221,7 +221,7 @@ def labelled(runs: Sequence[tuple[Path, Outcome]]) -> list[Outcome]:
 
 def _is_aside(key: str) -> bool:
     """Whether two runs that differ in a key are still of one entry."""
-    return key in ("name", "seed", "checkpoint_every") or key.startswith("engine.")
+    return key in ("name", "seed", "checkpoint_every") or key.startswith(("engine.", "track."))
 
 
 def _write_plan(config: ExperimentConfig, folder: Path) -> None:
@@ -251,9 +251,9 @@ def _checked(config: ExperimentConfig, folder: Path, objects: Mapping[str, Metho
     if config.folder is not None:
         look_in(config.folder)
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; choose another folder with --out")
+        raise CheckpointError(f"{folder} is a file; choose another folder with out=")
     if directories.holds_run(folder):
-        raise CheckpointError(f"{folder} holds a run itself; choose another folder for the comparison with --out")
+        raise CheckpointError(f"{folder} holds a run itself; choose another folder for the comparison with out=")
     found = cells(config)
     problems = []
     for cell in {(cell.setting, cell.label): cell for cell in found}.values():

@@ -13,7 +13,7 @@ from anysize.comparisons.statistics import at_cost, best, first_reached, paired,
 from anysize.comparisons.tuning import Choice
 from anysize.config.compare import CompareConfig
 from anysize.errors import ConfigError, unknown
-from anysize.runs.directory import finite_json
+from anysize.records.directory import finite_json
 from anysize.wire import Json
 
 MEAN = "mean of sizes"

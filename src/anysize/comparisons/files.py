@@ -8,7 +8,7 @@ from anysize.comparisons.comparison import Comparison
 from anysize.comparisons.page import render
 from anysize.comparisons.writing import tables, to_csv, to_json, to_latex
 from anysize.errors import UsageError
-from anysize.runs.directory import make, write_text
+from anysize.records.directory import make, write_text
 
 JSON, CSV, HTML = "compare.json", "compare.csv", "compare.html"
 TABLES = "compare"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,8 +11,8 @@ from typing import Any
 
 from anysize.config.tables import ExperimentConfig
 from anysize.errors import CheckpointError
-from anysize.runs.directory import EVENTS, saved_config
-from anysize.runs.events import history, read_events
+from anysize.records.directory import EVENTS, saved_config
+from anysize.records.events import held_out_by_size, held_out_mean, history, known, read_events
 from anysize.wire import Json
 
 COSTS = (
@@ -135,24 +134,10 @@ def read(
 
 
 def scores(event: Json, start: Json, judged_on: str) -> dict[str, float]:
-    """The metric of a round by size: on the test set, or the mean over the clients that have the size.
-
-    >>> start = {"metric": "accuracy", "groups": [{"name": "a", "size": "0.5"}, {"name": "b", "size": "0.5"}]}
-    >>> judged = {"a": {"mean": 0.4, "clients": 1}, "b": {"mean": 0.7, "clients": 2}}
-    >>> scores({"client_metrics": judged}, start, "clients")
-    {'0.5': 0.6}
-    """
+    """The metric of a round by size: on the test set, or the mean over the clients that have the size."""
     if judged_on == "test":
-        return {label: _number(value) for label, value in event.get(start["metric"], {}).items()}
-    size_of = {group["name"]: group["size"] or group["name"] for group in start["groups"]}
-    sums: dict[str, list[float]] = {}
-    for group, judged in event.get("client_metrics", {}).items():
-        total, clients = sums.setdefault(size_of.get(group, group), [0.0, 0])
-        sums[size_of.get(group, group)] = [
-            total + _number(judged["mean"]) * judged["clients"],
-            clients + judged["clients"],
-        ]
-    return {label: total / clients for label, (total, clients) in sums.items() if clients}
+        return {label: known(value) for label, value in event.get(start["metric"], {}).items()}
+    return held_out_by_size(event, start)
 
 
 def held_out(directory: Path) -> float:
@@ -160,13 +145,17 @@ def held_out(directory: Path) -> float:
     events = [event for event in history(directory) if event.get("client_metrics")]
     if not events:
         raise CheckpointError(f"{directory}: no client has judged it, so nothing can be chosen by it")
-    judged = events[-1]["client_metrics"].values()
-    total = sum(_number(own["mean"]) * own["clients"] for own in judged)
-    return float(total / sum(own["clients"] for own in judged))
+    return held_out_mean(events[-1])
 
 
-def finished_round(directory: Path) -> int | None:
-    """The round after which the run in a directory ended; None if it has not."""
+def is_finished(directory: Path, rounds: int) -> bool:
+    """Whether the run in a directory has ended after that many rounds, or was stopped before by a callback."""
+    end = end_of(directory)
+    return end is not None and (end["round"] == rounds or "stopped" in end)
+
+
+def end_of(directory: Path) -> Json | None:
+    """The last event of the run in a directory; None if it has not ended."""
     path = directory / EVENTS
     if not path.is_file():
         return None
@@ -177,9 +166,4 @@ def finished_round(directory: Path) -> int | None:
         event = json.loads(last)
     except ValueError:
         return None  # a long or a torn line, which the last event of a finished run is not
-    return int(event["round"]) if isinstance(event, dict) and event.get("event") == "end" else None
-
-
-def _number(value: float | None) -> float:
-    """A number of an event, where null stands for one that is not finite."""
-    return math.nan if value is None else float(value)
+    return event if isinstance(event, dict) and event.get("event") == "end" else None

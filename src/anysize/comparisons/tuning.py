@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anysize.comparisons import outcomes
 from anysize.comparisons.cells import Cell, Trial
-from anysize.comparisons.outcomes import finished_round, held_out
-from anysize.runs.directory import EVENTS
-from anysize.runs.events import read_events
+from anysize.records.directory import EVENTS
+from anysize.records.events import read_events
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def chosen(cell: Cell, folder: Path) -> Choice | None:
         return Choice({})
     if any(not is_finished(folder, trial) for trial in cell.trials):
         return None
-    scores = tuple((trial.values, held_out(folder / trial.path)) for trial in cell.trials)
+    scores = tuple((trial.values, outcomes.held_out(folder / trial.path)) for trial in cell.trials)
     sign = 1.0 if _higher_is_better(folder / cell.trials[0].path) else -1.0
     # A run that has diverged is the worst, whichever way the metric goes.
     best = max(scores, key=lambda entry: sign * entry[1] if math.isfinite(entry[1]) else -math.inf)
@@ -47,7 +47,7 @@ def chosen(cell: Cell, folder: Path) -> Choice | None:
 
 def is_finished(folder: Path, trial: Trial) -> bool:
     """Whether a trial has had its last round."""
-    return finished_round(folder / trial.path) == trial.config.rounds
+    return outcomes.is_finished(folder / trial.path, trial.config.rounds)
 
 
 def _higher_is_better(directory: Path) -> bool:

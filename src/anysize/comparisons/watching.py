@@ -23,7 +23,7 @@ from rich.text import Text
 from anysize.comparisons import locks
 from anysize.comparisons.cells import Cell
 from anysize.comparisons.outcomes import scores
-from anysize.runs.directory import EVENTS
+from anysize.records.directory import EVENTS
 from anysize.runs.progress import by_size, err
 
 _SECONDS = 0.5  # between two looks
@@ -89,7 +89,7 @@ class Follower:
         if event["event"] == "round" and self._start:
             on_test = self._start["metric"] in event
             self.latest = scores(event, self._start, "test" if on_test else "clients") or self.latest
-        if event["event"] == "end" and event["round"] >= self.rounds:
+        if event["event"] == "end" and (event["round"] >= self.rounds or "stopped" in event):
             self.state = "finished"
 
     @property

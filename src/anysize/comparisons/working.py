@@ -15,15 +15,15 @@ from anysize import config as configs
 from anysize import interrupts
 from anysize.comparisons import locks
 from anysize.comparisons.cells import Cell
-from anysize.comparisons.outcomes import finished_round
+from anysize.comparisons.outcomes import is_finished
 from anysize.comparisons.tuning import chosen
 from anysize.config.tables import ExperimentConfig
 from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError
 from anysize.experiment.experiment import Experiment
 from anysize.methods import Method
+from anysize.records import directory as directories
 from anysize.report import write as write_report
-from anysize.runs import directory as directories
 from anysize.runs.resuming import begun
 from anysize.runs.runner import run
 from anysize.wire import Json
@@ -32,8 +32,8 @@ OnRunEvent = Callable[[str, Json], None]
 Done = Literal["finished", "failed", "busy"]
 
 _WAIT_SECONDS = 0.5  # between two looks at cells that other processes run
-_MAY_DIFFER = ("name", "engine", "checkpoint_every")
-"""In what a cell may differ from the run in its folder: what it is called, and where and how safely it runs."""
+_MAY_DIFFER = ("name", "engine", "checkpoint_every", "track")
+"""In what a cell may differ from the run in its folder: its name, where and how safely it runs, who is told of it."""
 
 
 @dataclass
@@ -107,12 +107,12 @@ def _run(path: str, config: ExperimentConfig, label: str, shop: Workshop, with_r
     """Runs a cell or a trial to its end unless it is there already, or another process is at it."""
     if locks.failure(shop.folder, path) is not None:
         return "failed"
-    if finished_round(shop.folder / path) == config.rounds:
+    if is_finished(shop.folder / path, config.rounds):
         return "finished"
     with locks.held(shop.folder, path) as ours:
         if not ours:
             return "busy"
-        if finished_round(shop.folder / path) == config.rounds:  # by whom we have just waited for
+        if is_finished(shop.folder / path, config.rounds):  # by whom we have just waited for
             return "finished"
         try:
             _to_the_end(shop.experiment(shop.placed(config), label), shop.folder / path, path, shop)
@@ -148,8 +148,8 @@ def _differences(experiment: Experiment, directory: Path) -> str:
 def _refusal(places: Sequence[Path], listed: str) -> str:
     more = f", and so {'does' if len(places) == 2 else 'do'} {len(places) - 1} more" if len(places) > 1 else ""
     return (
-        f"{places[0]} holds a run of another experiment{more}; choose another folder with --out, or run all again with "
-        f"--overwrite. The differences:\n  {listed}"
+        f"{places[0]} holds a run of another experiment{more}; choose another folder with out=, or run all again with "
+        f"overwrite=True. The differences:\n  {listed}"
     )
 
 

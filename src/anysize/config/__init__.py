@@ -4,6 +4,7 @@ from anysize.config.compare import CompareConfig, CompareMethod
 from anysize.config.devices import BudgetConfig, DevicesConfig, GroupConfig
 from anysize.config.files import changes, dumps, from_dict, load, loads, parse
 from anysize.config.tables import (
+    CallbacksConfig,
     DataConfig,
     EngineConfig,
     EvaluationConfig,
@@ -11,6 +12,7 @@ from anysize.config.tables import (
     MethodConfig,
     ModelConfig,
     TaskConfig,
+    TrackConfig,
     TrainingConfig,
     TricksConfig,
 )
@@ -20,6 +22,7 @@ load_config = load  # its public name: az.load_config
 
 __all__ = [
     "BudgetConfig",
+    "CallbacksConfig",
     "CompareConfig",
     "CompareMethod",
     "DataConfig",
@@ -31,6 +34,7 @@ __all__ = [
     "MethodConfig",
     "ModelConfig",
     "TaskConfig",
+    "TrackConfig",
     "TrainingConfig",
     "TricksConfig",
     "changes",

@@ -370,6 +370,44 @@ class EngineConfig(Table):
     """On a fleet: the run stops after this many rounds in a row with too few answers."""
 
 
+class CallbacksConfig(Table):
+    """What happens between rounds: early stopping, the best round, and your own callbacks.
+
+    >>> CallbacksConfig(patience=5).keep_best
+    False
+    """
+
+    table: ClassVar[str] = "callbacks"
+    patience: Annotated[int, Field(ge=0)] = 0
+    """Stop when this many evaluations in a row are no better on the clients' held-out data; 0: run all rounds."""
+    min_delta: NotNegative = 0.0
+    """With patience: by more than this an evaluation must be better to count as such."""
+    keep_best: bool = False
+    """Keep the state after the best round on the clients' held-out data, beside that after the last."""
+    own: Names = ()
+    """Your own callbacks, `"module:name"` each: an object, or a class or function that makes one without arguments."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_delta and not self.patience:
+            raise_problems(["callbacks.min_delta: given without callbacks.patience, which it is for; give both"])
+        return self
+
+
+class TrackConfig(Table):
+    """Where else a run shows its numbers.
+
+    >>> TrackConfig().name
+    'none'
+    """
+
+    table: ClassVar[str] = "track"
+    name: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
+    """The program that shows them: TensorBoard, Weights & Biases or MLflow, each an extra of that name."""
+    options: Options = Field(default_factory=dict)
+    """Keyword arguments of its class in `anysize.callbacks`."""
+
+
 class ExperimentConfig(Table):
     """A complete, checked experiment.
 
@@ -399,6 +437,8 @@ class ExperimentConfig(Table):
     tricks: TricksConfig = Field(default_factory=TricksConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig)
+    track: TrackConfig = Field(default_factory=TrackConfig)
     compare: CompareConfig | None = None
     _folder: Path | None = PrivateAttr(default=None)
     _given: frozenset[str] | None = PrivateAttr(default=None)

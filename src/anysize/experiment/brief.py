@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from anysize import config as configs
-from anysize.config.tables import ExperimentConfig
+from anysize.config.tables import CallbacksConfig, ExperimentConfig, TrackConfig
 from anysize.errors import TrustError, short
 from anysize.experiment.experiment import Experiment
 from anysize.experiment.signature import Known, Signature
@@ -29,8 +29,9 @@ class Brief:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Brief:
-        """The brief of an experiment."""
-        return cls(experiment.complete, Known(experiment.signature, experiment.sizes))
+        """The brief of an experiment; what is done between rounds concerns the server alone."""
+        config = experiment.complete.replaced(callbacks=CallbacksConfig(), track=TrackConfig())
+        return cls(config, Known(experiment.signature, experiment.sizes))
 
     def to_json(self) -> Json:
         """The brief as JSON; `from_json` is the inverse."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -29,7 +27,7 @@ from anysize.elastic.axes import Axes, trace
 from anysize.elastic.depth import Stage, stages
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import hollow, tensors_of
-from anysize.errors import AnysizeError, ConfigError, DataError, unknown
+from anysize.errors import AnysizeError, ConfigError, DataError, told, unknown
 from anysize.experiment.signature import Known, Signature, declared
 from anysize.experiment.weights import with_frozen, with_weights
 from anysize.methods import Method, make, name_of
@@ -150,9 +148,7 @@ class Setup:
             own = self._own_parts()
             if not own:
                 raise
-            reason = str(error).split("\n", 1)[0]  # a worker's error has its traceback below
-            what = f"{type(error).__name__}: {reason}{own_line(error)}"
-            raise AnysizeError(f"{when}: {what}. Look at {' and '.join(own)}") from error
+            raise AnysizeError(f"{when}: {told(error)}. Look at {' and '.join(own)}") from error
 
     @cached_property
     def complete(self) -> ExperimentConfig:
@@ -491,11 +487,3 @@ def limits_activations(devices: DevicesConfig) -> bool:
     """Whether any device's budget, or what capacities are fractions of, limits activation memory."""
     budgets = (*(group.budget for group in devices.groups), *devices.budgets)
     return devices.capacity_of == "activation_bytes" or any(b is not None and b.activation_bytes for b in budgets)
-
-
-def own_line(error: BaseException) -> str:
-    """The innermost line of the user's code (not anysize, a library or Python), or an empty string."""
-    others = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*others, "<"))]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from anysize.atomic import replaced
 from anysize.errors import AnysizeError
+from anysize.records.directory import REPORT, REPORT_FOLDER
 from anysize.report import analysis, coverage, figures, page, robustness, tables, widths
 from anysize.report.record import read
-from anysize.runs.directory import REPORT, REPORT_FOLDER
 
 __all__ = ["write"]
 

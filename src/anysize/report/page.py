@@ -104,7 +104,8 @@ def _reached(record: Record) -> int:
 def _state(record: Record) -> str:
     if record.finished:
         took = f" in {duration(record.seconds)}" if record.seconds is not None else ""
-        return f'<span class="finished">finished{took}</span>'
+        early = f" after round {_reached(record)}: {html.escape(record.stopped)}" if record.stopped else ""
+        return f'<span class="finished">{"stopped" if early else "finished"}{took}{early}</span>'
     return f'<span class="running">running at round {_reached(record)}</span>'
 
 

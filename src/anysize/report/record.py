@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from anysize.errors import CheckpointError
-from anysize.runs.directory import ANALYSIS, CLIENTS, CONFIG, ENVIRONMENT, EVENTS
-from anysize.runs.events import counted_rounds, numbered_events
+from anysize.records.directory import ANALYSIS, CLIENTS, CONFIG, ENVIRONMENT, EVENTS
+from anysize.records.events import counted_rounds, numbered_events
 from anysize.wire import load
 
 Number = int | float
@@ -193,6 +193,7 @@ class Record:
         rounds: every valid round, in order; of a repeated round, the last repetition.
         seconds: how long the run took, or None while it is going on.
         finished: whether the run has ended.
+        stopped: why it ended before its last round, or None.
         client_scores: the latest round of clients.csv, one line per client and size.
         last_scores: the last line of clients.csv of each client, by the client.
         devices: real devices, by the client that each is.
@@ -206,6 +207,7 @@ class Record:
     start: Start
     rounds: tuple[Round, ...] = ()
     finished: bool = False
+    stopped: str | None = None
     seconds: Number | None = None
     client_scores: tuple[ClientScore, ...] = ()
     last_scores: Mapping[str, ClientScore] = field(default_factory=dict)
@@ -270,18 +272,18 @@ def read(directory: Path) -> Record:
     events = list(numbered_events(path))
     start: Start | None = None
     devices: dict[str, Device] = {}
-    finished, seconds = False, None
+    finished, end = False, _End()
     for line, event in events:
         where = f"{path}, line {line}"
         match event["event"]:
             case "start":
                 start = _checked(Start, event, where)
             case "resume" | "round":
-                finished, seconds = False, None
+                finished, end = False, _End()
             case "devices":
                 devices |= {device.client: device for device in _checked(Introductions, event, where).devices}
             case "end":
-                finished, seconds = True, _checked(_End, event, where).seconds
+                finished, end = True, _checked(_End, event, where)
     if start is None:
         raise CheckpointError(f"{path} has no start event: it is not the record of a run, or the run has not begun")
     ordered = tuple(
@@ -294,7 +296,8 @@ def read(directory: Path) -> Record:
         start=_counted(start, devices),
         rounds=ordered if tested else tuple(_judged_by_clients(round_, start) for round_ in ordered),
         finished=finished,
-        seconds=seconds,
+        stopped=end.stopped,
+        seconds=end.seconds,
         client_scores=latest,
         last_scores=last,
         devices=devices,
@@ -307,6 +310,7 @@ def read(directory: Path) -> Record:
 
 class _End(Entry):
     seconds: Number | None = None
+    stopped: str | None = None
 
 
 def _checked(kind: type[Model], values: Mapping[str, Any], where: str) -> Model:

@@ -1,1 +1,1 @@
-"""Runs and their directories: rounds, checkpoints, events, and what a finished run can do."""
+"""Runs: rounds, resuming, progress, and what a finished run can do."""

@@ -19,5 +19,5 @@ class Experiment(Described):
     """
 
     def run(self, out: str | Path | None = None, **options: Any) -> Run:
-        """Run it; see `anysize.run`."""
+        """Run it; see `anysize.run`, `callbacks=` included."""
         return run(self, out=out, **options)

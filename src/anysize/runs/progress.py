@@ -1,14 +1,25 @@
-"""The progress of a run on standard error: a live bar on a terminal, lines elsewhere."""
+"""The progress of a run: a live bar on a terminal and in a notebook, lines on standard error elsewhere."""
 
 from __future__ import annotations
 
+import html
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -22,10 +33,10 @@ def watched(rounds: int, on_event: OnEvent | None, shown: bool | None) -> Iterat
     Args:
         rounds: how many rounds the run has.
         on_event: another function to call with every event.
-        shown: whether to show the progress; None: on a terminal, unless `on_event` is given.
+        shown: whether to show the progress; None: on a terminal and in a notebook, unless `on_event` is given.
     """
     if shown is None:
-        shown = err.is_terminal and on_event is None
+        shown = (err.is_terminal or in_notebook()) and on_event is None
     if not shown:
         yield on_event or (lambda event: None)
         return
@@ -40,8 +51,52 @@ def watched(rounds: int, on_event: OnEvent | None, shown: bool | None) -> Iterat
         yield tell
 
 
-def bars() -> Progress:
-    """Progress bars, drawn on a terminal only."""
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookBars:
+    """Progress bars in the output of a notebook's cell, called as those of rich, which need a widget library there."""
+
+    disable = False
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._began = time.monotonic()
+        self._bars: list[dict[str, Any]] = []
+        self._handle: Any = display(self, display_id=True)
+
+    def __enter__(self) -> NotebookBars:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The bars stay as they are."""
+
+    def add_task(self, title: str, total: float, **fields: Any) -> TaskID:
+        self._bars.append({"title": title, "total": total, "completed": 0, **fields})
+        return TaskID(len(self._bars) - 1)
+
+    def update(self, task: TaskID, **fields: Any) -> None:
+        self._bars[task] |= fields
+        self._handle.update(self)
+
+    def _repr_html_(self) -> str:
+        seconds = f"{time.monotonic() - self._began:.0f} s"
+        lines = (
+            f'<div>{html.escape(bar["title"])} {bar["completed"]}/{bar["total"]} <progress value="{bar["completed"]}" '
+            f'max="{bar["total"]}"></progress> {seconds} {html.escape(bar["note"])}</div>'
+            for bar in self._bars
+        )
+        return "".join(lines)
+
+
+def bars() -> Progress | NotebookBars:
+    """Progress bars, drawn on a terminal and in a notebook only."""
+    if in_notebook():
+        return NotebookBars()
     columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
     rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
     return Progress(*columns, *rest, console=err, disable=not err.is_terminal)
@@ -50,7 +105,7 @@ def bars() -> Progress:
 class Watch:
     """Show a run's events, as a live bar on a terminal and as lines elsewhere; `before` is its first round minus 1."""
 
-    def __init__(self, progress: Progress, rounds: int, title: str = "round") -> None:
+    def __init__(self, progress: Progress | NotebookBars, rounds: int, title: str = "round") -> None:
         self.before = 0
         self._title = title
         self._progress = progress
@@ -64,6 +119,8 @@ class Watch:
             print_notices(event["notices"])
         if kind == "notice":
             print_notices([event["text"]])
+        if kind == "end" and "stopped" in event:
+            print_notices([f"stopped after round {event['round']}: {event['stopped']}"])
         if kind == "resume":
             self.before = event["round"]
         if kind in ("resume", "round"):
@@ -79,7 +136,7 @@ class Watch:
         note = f"{self._metric} {by_size(event[self._metric])}" if self._metric in event else ""
         note = note or f"{self._metric} on the clients' own data {by_size(own)}"
         self._progress.update(self._bar, note=note)
-        if not err.is_terminal:
+        if self._progress.disable:
             err.print(f"{self._title} {event['round']}: {note}", markup=False)
 
 

@@ -15,7 +15,7 @@ from anysize.config.tables import ExperimentConfig
 from anysize.errors import CheckpointError
 from anysize.experiment.experiment import Experiment
 
-MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evaluation")
+MAY_CHANGE = ("rounds", "evaluate_every", "checkpoint_every", "engine", "evaluation", "callbacks", "track")
 """The tables and keys that a resumed run may change."""
 
 _OF_THE_MACHINE = ("engine.name", "engine.workers", "engine.accelerator")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,13 @@ from anysize.client.batches import batches, draw
 from anysize.client.process import hold_memory, one_thread
 from anysize.client.shards import finished, statistics_of
 from anysize.client.work import needs_calibration
+from anysize.config import extras
 from anysize.cost.budgets import best, needs
 from anysize.cost.count import Cost
 from anysize.devices.budget import Budget
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.inprocess import InProcess
-from anysize.errors import CheckpointError, ConfigError, DataError, TrustError, unknown
+from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, TrustError, unknown
 from anysize.experiment.brief import known_in
 from anysize.experiment.estimating import jobs
 from anysize.experiment.experiment import Experiment, evaluation_part
@@ -28,23 +29,29 @@ from anysize.exports.bundle import Entry, write_bundle
 from anysize.exports.formats import Exported
 from anysize.methods.capabilities import Factored, Mixture, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
+from anysize.records import checkpoint as checkpoints
+from anysize.records.directory import saved_config
+from anysize.records.events import by_round_and_size, history
+from anysize.report import notebook
+from anysize.report import write as write_report
 from anysize.rng import generator
-from anysize.runs import checkpoint as checkpoints
-from anysize.runs.directory import saved_config
-from anysize.runs.events import history
 from anysize.server.calibration import calibrate, proxy_inputs, untrained
 from anysize.server.judging import check_attackable, on_test, under_attack
 from anysize.wire import Json
 
+if TYPE_CHECKING:
+    import pandas
 
-def load(directory: str | Path, **live: Any) -> Run:
+
+def load(directory: str | Path, *, best: bool = False, **live: Any) -> Run:
     """The run in a directory, finished or not.
 
     Args:
         directory: the run directory.
+        best: take the state after the best round, which `callbacks.keep_best` keeps, not that after the last.
         **live: `model=`, `data=`, `task=` or `method=`, if the run was made with objects that a file cannot name.
     """
-    return Run(Path(directory), None, **live)
+    return Run(Path(directory), None, best, **live)
 
 
 class Run:
@@ -56,17 +63,18 @@ class Run:
         experiment: the experiment of the run.
     """
 
-    def __init__(self, directory: Path, experiment: Experiment | None = None, **live: Any) -> None:
+    def __init__(self, directory: Path, experiment: Experiment | None = None, best: bool = False, **live: Any) -> None:
         self.directory = directory
-        about = checkpoints.peek(directory)
+        file = checkpoints.BEST if best else checkpoints.FILE
+        about = checkpoints.peek(directory, file)
         self.config = saved_config(directory)
         self.experiment = experiment or Experiment.from_config(self.config, _known(directory, about), **live)
         fresh = self.experiment.method.init(self.experiment.context)
-        self._checkpoint = checkpoints.restore_from(directory, fresh)
+        self._checkpoint = checkpoints.restore_from(directory, fresh, file)
 
     @property
     def round(self) -> int:
-        """The last finished round."""
+        """The round whose state this is: the last finished one, or the best."""
         return self._checkpoint.round
 
     @property
@@ -78,6 +86,35 @@ class Run:
     def history(self) -> list[Json]:
         """The round events, one for each round."""
         return history(self.directory)
+
+    def __repr__(self) -> str:
+        return notebook.as_text(self.directory, self.round)
+
+    def _repr_html_(self) -> str:
+        return notebook.as_html(self.directory, self.round)
+
+    def frame(self) -> pandas.DataFrame:
+        """The numbers of every round as a pandas DataFrame, a row for each round and size.
+
+        Its columns are round, size, the metrics on the test set, held_out (the metric on the clients' held-out data),
+        and what the whole round had: train_loss, bytes_down, bytes_up, seconds. NaN: not measured.
+
+        Raises:
+            AnysizeError: pandas is not installed.
+        """
+        if (missing := extras.needs("run.frame()", "notebook", "pandas")) is not None:
+            raise AnysizeError(missing)
+        import pandas
+
+        return pandas.DataFrame(by_round_and_size(self.directory))
+
+    def plot(self) -> Any:
+        """A Plotly figure of the metric of every size over the rounds; a notebook shows it."""
+        return notebook.plot(self.directory)
+
+    def report(self) -> Path:
+        """The path of the run's report.html, newly written."""
+        return write_report(self.directory)
 
     @property
     def sizes(self) -> list[Size]:
@@ -238,7 +275,7 @@ class Run:
         if experiment.config.own_data and not all(job.server for job in todo):
             raise DataError(
                 f"size {', '.join(size.label for size in sizes)} has no batch-norm statistics: the data is on the "
-                "devices, and none that can run it has answered. Evaluations estimate them: continue with --resume"
+                "devices, and none that can run it has answered. Evaluations estimate them: continue with resume=True"
             )
         engine = InProcess(experiment.context, experiment.method, experiment.shares, self._checkpoint.kept)
         return calibrate(experiment, self.state, engine, experiment.fleet, self.round, sizes)

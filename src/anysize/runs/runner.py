@@ -6,9 +6,10 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from anysize import config as configs
 from anysize import interrupts
+from anysize.callbacks import Callback, of_config
 from anysize.client import stacking
 from anysize.client.batches import draw
 from anysize.client.process import hold_memory, one_thread
@@ -36,10 +38,12 @@ from anysize.experiment.experiment import Experiment, evaluation_part, metric_na
 from anysize.methods.capabilities import Finishing, Observed, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
-from anysize.runs import checkpoint as checkpoints
-from anysize.runs import directory as directories
-from anysize.runs.checkpoint import Checkpoint
-from anysize.runs.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
+from anysize.records import checkpoint as checkpoints
+from anysize.records import directory as directories
+from anysize.records.checkpoint import Checkpoint
+from anysize.records.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
+from anysize.records.events import history
+from anysize.runs.hooks import Hooks
 from anysize.runs.progress import OnEvent, watched
 from anysize.runs.resuming import resumed
 from anysize.runs.run import Run
@@ -66,6 +70,7 @@ def run(
     profile: bool = False,
     progress: bool | None = None,
     on_event: OnEvent | None = None,
+    callbacks: Sequence[Callback] = (),
     engine: MakeEngine | None = None,
     pool: WorkerPool | None = None,
 ) -> Run:
@@ -78,9 +83,10 @@ def run(
         resume: continue the run in the directory; values that the source leaves out stay as they are there.
         overwrite: replace the run in the directory.
         profile: note in every round's event where its time went; see `anysize.profiling`.
-        progress: whether to show the progress, as a bar on a terminal and as lines elsewhere; by default on a terminal,
-            unless `on_event` is given.
+        progress: whether to show the progress, as a bar on a terminal and in a notebook, and as lines elsewhere; by
+            default on a terminal and in a notebook, unless `on_event` is given.
         on_event: called with every event as it happens, and with {"event": "client", ...} after each client.
+        callbacks: called between rounds, after those that the experiment names; see `anysize.callbacks`.
         engine: makes the engine, instead of the one that the experiment names; for a fleet of real devices.
         pool: worker processes that are already started, for an engine that uses them; they stay for other runs.
     """
@@ -91,7 +97,7 @@ def run(
     watching = watched(experiment.config.rounds, on_event, progress)
     # One thread: the number of threads changes the last bits, on the server as on a client.
     with interrupts.deferred(), watching as tell, one_thread(), measuring(clock):
-        runner = _Runner(experiment, directory, tell, clock, engine, pool)
+        runner = _Runner(experiment, directory, tell, clock, engine, pool, callbacks)
         experiment = runner.go(resume=resume, overwrite=overwrite)
     return Run(directory, experiment)
 
@@ -107,8 +113,11 @@ class _Runner:
         clock: Clock | None = None,
         make_engine: MakeEngine | None = None,
         pool: WorkerPool | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._experiment = experiment
+        self._given = callbacks
+        self._hooks = Hooks(callbacks, directory)
         self._make_engine = make_engine
         self._clock = clock
         self._directory = directory
@@ -134,12 +143,19 @@ class _Runner:
             started = stack.pop_all()
         with started:
             self._profile()  # the first round's time starts here, with workers ready
-            while current.round < self._experiment.config.rounds:
+            self._hooks.begin(self._experiment.complete, current.round)
+            self._granted(current, engine)
+            while current.round < self._experiment.config.rounds and self._hooks.wishes.stop is None:
                 interrupts.check()
                 with self._experiment.blamed(f"round {current.round + 1}, which is not saved"):
                     current = self._round(current, engine)
+            stopped = self._hooks.wishes.stop if current.round < self._experiment.config.rounds else None
+            if stopped is not None:
+                with self._experiment.blamed("after the run was stopped"):
+                    self._close(current, engine)
             end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
-            self._event(end | self._profile())
+            self._event(end | ({} if stopped is None else {"stopped": stopped}) | self._profile())
+            self._hooks.end(stopped)
         return self._experiment
 
     def _check(self, resume: bool, overwrite: bool) -> None:
@@ -151,6 +167,8 @@ class _Runner:
         else:
             self._experiment.check_options()
             directories.check_free(self._directory, overwrite)
+        self._hooks = Hooks([*of_config(self._experiment.config), *self._given], self._directory)
+        self._hooks.check(self._experiment.config)
 
     def _wants_pool(self) -> bool:
         """Whether worker processes will be needed."""
@@ -249,9 +267,8 @@ class _Runner:
         if not tally.void:
             factor, buffers = context.tricks.server_momentum, dict(context.template.named_buffers())
             state, momentum = with_momentum(before.state, state, before.momentum, factor, buffers)
-        if number == config.rounds and isinstance(method, Finishing) and method.finishes:
-            who = (context, engine, fleet, number, config.evaluation.clients)
-            state = method.finish(context, state, partial(judged, *who, missing=missing))
+        if number == config.rounds:
+            state = self._finished(state, engine, number, missing, fleet)
         before.kept.update(tally.kept)  # the engine reads from this mapping
         turns = before.turns | dict.fromkeys(tally.kept, number)
         after = Checkpoint(number, state, momentum, {}, before.kept, turns)
@@ -263,14 +280,67 @@ class _Runner:
         event |= _missing(tally, missing)
         event["seconds"] = round(time.perf_counter() - began, 3)
         self._event(event | self._profile())
+        with self._saving(after):
+            self._hooks.after_round(event)
         self._void = self._void + 1 if tally.void else 0
         stops = self._void == config.engine.void_rounds and number < config.rounds
         if number % config.checkpoint_every == 0 or number == config.rounds or stops:
             with stage("checkpoint"):
                 self._save(after)
+        self._granted(after, engine)
         if stops:
             raise AnysizeError(self._given_up(number, least, tally))
         return after
+
+    @contextmanager
+    def _saving(self, current: Checkpoint) -> Iterator[None]:
+        """If a callback fails inside, save the round first: it is not the round that failed."""
+        try:
+            yield
+        except Exception:
+            self._save(current)
+            raise
+
+    def _granted(self, current: Checkpoint, engine: Engine) -> None:
+        """Keep the state after this round as the best, if a callback asks for it."""
+        why, self._hooks.wishes.keep = self._hooks.wishes.keep, None
+        if why is None:
+            return
+        if self._saved != current.round:
+            self._save(current)
+        self._event({"event": "kept", "round": current.round, "why": why})
+        best = replace(current, state=self._finished(current.state, engine, current.round, []))
+        checkpoints.keep(self._directory, best, Brief.of(self._experiment).found())
+        self._hooks.kept = current.round
+
+    def _finished(
+        self, state: Any, engine: Engine, number: int, missing: list[Absence], fleet: Fleet | None = None
+    ) -> Any:
+        """The state as it is after a last round."""
+        experiment, method = self._experiment, self._experiment.method
+        if not (isinstance(method, Finishing) and method.finishes):
+            return state
+        who = fleet or engine.fleet(number, experiment.fleet)
+        asked = (experiment.context, engine, who, number, experiment.config.evaluation.clients)
+        return method.finish(experiment.context, state, partial(judged, *asked, missing=missing))
+
+    def _close(self, current: Checkpoint, engine: Engine) -> None:
+        """Let a stopped run end as one that has done all its rounds: finished, evaluated and saved."""
+        experiment, number, missing = self._experiment, current.round, list[Absence]()
+        event = next(iter(reversed(history(self._directory))), {})
+        state = self._finished(current.state, engine, number, missing)
+        evaluated = experiment.task.metric in event or "client_metrics" in event
+        if number > 0 and not (evaluated and state is current.state):
+            current.state = state
+            event |= self._evaluate(current, engine, engine.fleet(number, experiment.fleet), missing)
+            directories.write_analysis(self._directory, number, self._analysis(state))
+            self._event(event)
+            with self._saving(current):
+                self._hooks.after_evaluation(event)
+            self._save(current)
+            self._granted(current, engine)
+        elif self._saved != number:
+            self._save(current)
 
     def _analysis(self, state: Any) -> dict[str, Tensor]:
         """The method's arrays for the report."""
@@ -300,7 +370,7 @@ class _Runner:
         return (
             f"stopped after round {number}: {self._void} rounds in a row (engine.void_rounds) had fewer answers than "
             f"the {least or 1} that a round needs (engine.min_clients). In the last one: {missing}. What was learned "
-            "before is saved; continue with --resume when the devices are back"
+            "before is saved; continue with resume=True when the devices are back"
         )
 
     def _clients(self, number: int, fleet: Fleet) -> list[Client]:
@@ -442,7 +512,7 @@ class _Runner:
         if data is not None and data.checksum != before.get("checksum", data.checksum):
             raise CheckpointError(
                 f"the data is not what the run in {self._directory} was trained on (sha256 {before['checksum'][:12]}, "
-                f"now {data.checksum[:12]}); restore the old data, or start again with --out or --overwrite"
+                f"now {data.checksum[:12]}); restore the old data, or start again with out= or overwrite=True"
             )
 
     def _write_about(self) -> None:
@@ -450,6 +520,7 @@ class _Runner:
         data, folder = self._experiment.data, self._experiment.config.folder
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
         about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
+        about["id"] = uuid.uuid4().hex
         # In this order, since a config.toml alone could belong to anything.
         directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
         directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))

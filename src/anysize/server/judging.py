@@ -207,7 +207,7 @@ def judged(
         add(total, update.sums or {})
     if not total:
         raise AnysizeError(
-            f"round {round}: the method evaluates its members on devices, and none answered; go on with --resume "
+            f"round {round}: the method evaluates its members on devices, and none answered; go on with resume=True "
             "when they are back"
         )
     return context.task.metrics(total)

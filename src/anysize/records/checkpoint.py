@@ -1,12 +1,16 @@
 """A run's checkpoint: everything that a run needs to continue, in one file that is replaced in one step.
 
+A second file of the same kind may hold the best round. It is written after the checkpoint of its round, so it is never
+newer than that.
+
 Tensors that stay with clients (local batch-norm) are in separate files, one for each client and round, so that a round
-writes only the bytes of the clients that took part; the checkpoint names the files that belong to it.
+writes only the bytes of the clients that took part; a checkpoint names the files that belong to it.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,10 @@ from anysize.errors import CheckpointError
 from anysize.wire import Json, Tensors, dump, flatten, load, restore, under
 
 FILE = "state.safetensors"
+BEST = "best.safetensors"
 KEPT = "kept"
 _FORMAT = 1
-_WAY_OUT = "restore an intact copy of it, or start again with --overwrite"
+_WAY_OUT = "restore an intact copy of it, or start again with overwrite=True"
 _READS = 3  # tries at reading a checkpoint that a run in another process may be replacing
 
 
@@ -55,12 +60,22 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | Non
         about: facts about the run that `peek` returns.
         before: the round of the checkpoint that it replaces; by default the round before.
     """
+    _save(directory / FILE, checkpoint, about, checkpoint.round - 1 if before is None else before)
+    _drop_stale(directory, checkpoint)
+
+
+def keep(directory: Path, checkpoint: Checkpoint, about: Json) -> None:
+    """Replace the directory's best round by a checkpoint that `save` has just written."""
+    _save(directory / BEST, checkpoint, about, checkpoint.round)
+
+
+def _save(path: Path, checkpoint: Checkpoint, about: Json, before: int) -> None:
     state, note = flatten(checkpoint.state)
     tensors = {f"state/{name}": tensor for name, tensor in state.items()}
     tensors |= {f"momentum/{name}": tensor for name, tensor in checkpoint.momentum.items()}
     for place, statistics in enumerate(checkpoint.statistics.values()):
         tensors |= {f"statistics/{place}/{name}": tensor for name, tensor in statistics.tensors().items()}
-    _save_kept(directory, checkpoint, checkpoint.round - 1 if before is None else before)
+    _save_kept(path.parent, checkpoint, before)
     header = {
         "format": _FORMAT,
         "round": checkpoint.round,
@@ -70,63 +85,57 @@ def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | Non
         "about": about,
         "checksum": _checksum(tensors),
     }
-    write(directory / FILE, dump(tensors, header))
-    _drop_stale(directory, checkpoint)
+    write(path, dump(tensors, header))
 
 
 def write(path: Path, content: bytes) -> None:
     """Replace a file of a run directory in one step."""
-    atomic.write(path, content, CheckpointError, "free some space or allow writing there, and continue with --resume")
+    atomic.write(path, content, CheckpointError, "free some space or allow writing there; then go on with resume=True")
 
 
-def exists(directory: Path) -> bool:
-    """Whether the directory holds a checkpoint."""
-    return (directory / FILE).is_file()
-
-
-def peek(directory: Path) -> Json:
+def peek(directory: Path, file: str = FILE) -> Json:
     """The facts about the run that `save` received; builds nothing."""
-    about = _read(directory)[1]["about"]
+    about = _read(directory / file)[1]["about"]
     if not isinstance(about, dict):
-        raise _damaged(directory, "it says nothing about its run")
+        raise _damaged(directory / file, "it says nothing about its run")
     return about
 
 
-def round_of(directory: Path) -> int:
-    """The last finished round."""
-    number = _read(directory)[1]["round"]
+def round_of(directory: Path, file: str = FILE) -> int:
+    """The last finished round, or that of another checkpoint of the directory."""
+    number = _read(directory / file)[1]["round"]
     if not isinstance(number, int):
-        raise _damaged(directory, f"its round is {number!r}")
+        raise _damaged(directory / file, f"its round is {number!r}")
     return number
 
 
-def restore_from(directory: Path, like: Any) -> Checkpoint:
+def restore_from(directory: Path, like: Any, file: str = FILE) -> Checkpoint:
     """The directory's checkpoint; refuses a state whose type or shapes differ from those of `like`."""
     for _ in range(_READS - 1):
         try:
-            return _restored(directory, like)
+            return _restored(directory / file, like)
         except _MissingKeptError:
             continue  # a run in progress has just replaced the checkpoint that named these files
-    return _restored(directory, like)
+    return _restored(directory / file, like)
 
 
-def _restored(directory: Path, like: Any) -> Checkpoint:
-    tensors, header = _read(directory)
+def _restored(path: Path, like: Any) -> Checkpoint:
+    tensors, header = _read(path)
     try:
-        turns = {int(client): int(turn) for client, turn in header["turns"].items()}
+        turns = _turns(header)
         labels = [str(label) for label in header["statistics"]]
         statistics = {label: Statistics.of(under(f"statistics/{i}/", tensors)) for i, label in enumerate(labels)}
         number, note = int(header["round"]), dict(header["state"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise _damaged(directory, f"{type(error).__name__}: {error}") from None
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
     stored = under("state/", tensors)
-    _check_shapes(directory, stored, flatten(like)[0])
+    _check_shapes(path, stored, flatten(like)[0])
     return Checkpoint(
         round=number,
         state=restore(type(like), stored, note),
         momentum=under("momentum/", tensors),
         statistics=statistics,
-        kept={client: _load_kept(directory, client, turn) for client, turn in turns.items()},
+        kept={client: _load_kept(path.parent, client, turn) for client, turn in turns.items()},
         turns=turns,
     )
 
@@ -135,7 +144,7 @@ class _MissingKeptError(CheckpointError):
     """A file with the tensors that a client keeps is missing."""
 
 
-def _check_shapes(directory: Path, stored: Tensors, wanted: Tensors) -> None:
+def _check_shapes(path: Path, stored: Tensors, wanted: Tensors) -> None:
     problems = [f"{name} is missing" for name in wanted if name not in stored]
     problems += [
         f"{name} has shape {tuple(stored[name].shape)}, not {tuple(tensor.shape)}"
@@ -145,13 +154,13 @@ def _check_shapes(directory: Path, stored: Tensors, wanted: Tensors) -> None:
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
-            f"{directory / FILE} does not fit the experiment in its folder ({'; '.join(problems[:3])}{more}); "
+            f"{path} does not fit the experiment in its folder ({'; '.join(problems[:3])}{more}); "
             "another run wrote it, or the model's code has changed"
         )
 
 
-def _damaged(directory: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{directory / FILE} is damaged or was not written by anysize ({why}); {_WAY_OUT}")
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged or was not written by anysize ({why}); {_WAY_OUT}")
 
 
 def _checksum(tensors: Tensors) -> int:
@@ -163,12 +172,15 @@ def _checksum(tensors: Tensors) -> int:
     return total
 
 
-def _read(directory: Path) -> tuple[Tensors, Json]:
-    path = directory / FILE
+def _read(path: Path) -> tuple[Tensors, Json]:
     try:
         blob = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} holds no checkpoint ({FILE}); is it a run directory?") from None
+        if path.name == BEST and (path.parent / FILE).is_file():
+            raise CheckpointError(
+                f"{path.parent} has no best round ({BEST}): a run keeps one with callbacks.keep_best = true"
+            ) from None
+        raise CheckpointError(f"{path.parent} holds no checkpoint ({path.name}); is it a run directory?") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     try:
@@ -176,11 +188,11 @@ def _read(directory: Path) -> tuple[Tensors, Json]:
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_WAY_OUT}") from None
     if not {"format", "round", "state", "statistics", "turns", "about", "checksum"} <= set(header):
-        raise _damaged(directory, "it is not a run's checkpoint")
+        raise _damaged(path, "it is not a run's checkpoint")
     if header["format"] != _FORMAT:
         raise CheckpointError(f"{path} has format {header['format']!r}; this version reads format {_FORMAT}")
     if header["checksum"] != _checksum(tensors):
-        raise _damaged(directory, "its checksum does not match")
+        raise _damaged(path, "its checksum does not match")
     return tensors, header
 
 
@@ -204,7 +216,17 @@ def _load_kept(directory: Path, client: int, turn: int) -> Tensors:
 
 
 def _drop_stale(directory: Path, checkpoint: Checkpoint) -> None:
-    wanted = {_kept_file(directory, client, turn).name for client, turn in checkpoint.turns.items()}
-    for path in (directory / KEPT).glob("*.safetensors"):
-        if path.name not in wanted:
-            path.unlink(missing_ok=True)
+    """Delete the clients' tensors that neither the checkpoint nor the best round names."""
+    stale = set((directory / KEPT).glob("*.safetensors")) - _kept_files(directory, checkpoint.turns)
+    if stale and (directory / BEST).is_file():
+        stale -= _kept_files(directory, _turns(_read(directory / BEST)[1]))
+    for path in stale:
+        path.unlink(missing_ok=True)
+
+
+def _kept_files(directory: Path, turns: Mapping[int, int]) -> set[Path]:
+    return {_kept_file(directory, client, turn) for client, turn in turns.items()}
+
+
+def _turns(header: Json) -> dict[int, int]:
+    return {int(client): int(turn) for client, turn in header["turns"].items()}

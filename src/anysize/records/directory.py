@@ -22,9 +22,10 @@ from torch import Tensor
 
 from anysize import atomic
 from anysize import config as configs
+from anysize.callbacks.tracking import FOLDER as TRACKED
 from anysize.config import files as config_files
 from anysize.errors import CheckpointError, ConfigError
-from anysize.runs.checkpoint import FILE, KEPT, write
+from anysize.records.checkpoint import BEST, FILE, KEPT, write
 from anysize.wire import Json, dump
 
 if sys.platform != "win32":
@@ -34,23 +35,23 @@ CONFIG, ENVIRONMENT = config_files.CONFIG, config_files.ENVIRONMENT
 EVENTS, CLIENTS = "events.jsonl", "clients.csv"
 ANALYSIS = "analysis"
 REPORT, REPORT_FOLDER = "report.html", "report"
-_FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, REPORT)
-_FOLDERS = (KEPT, ANALYSIS, REPORT_FOLDER)
+_FILES = (CONFIG, ENVIRONMENT, EVENTS, CLIENTS, FILE, BEST, REPORT)
+_FOLDERS = (KEPT, ANALYSIS, REPORT_FOLDER, TRACKED)
 _ROW = ("round", "client", "group", "size", "samples")
 
 
 def check_free(directory: Path, overwrite: bool) -> None:
     """Refuse a directory that holds other files, or a run that must not be overwritten."""
     if directory.exists() and not directory.is_dir():
-        raise CheckpointError(f"{directory} is a file; choose another folder with --out")
+        raise CheckpointError(f"{directory} is a file; choose another folder with out=")
     if not directory.is_dir() or _is_unused(directory):
         return
     if not holds_run(directory):
-        raise CheckpointError(f"{directory} holds files that are not a run's; choose another folder with --out")
+        raise CheckpointError(f"{directory} holds files that are not a run's; choose another folder with out=")
     if not overwrite:
         raise CheckpointError(
-            f"{directory} already holds a run; continue it with --resume, choose another folder with --out, or "
-            "replace it with --overwrite"
+            f"{directory} already holds a run; continue it with resume=True, choose another folder with out=, or "
+            "replace it with overwrite=True"
         )
 
 
@@ -185,7 +186,7 @@ def _lock(handle: int, directory: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CheckpointError(
-            f"another process is running in {directory}; wait until it ends, or choose another folder with --out"
+            f"another process is running in {directory}; wait until it ends, or choose another folder with out="
         ) from None
     except OSError:
         return  # some network file systems have no locks
@@ -198,7 +199,7 @@ def _append(path: Path, text: str) -> None:
     except OSError as error:
         raise CheckpointError(
             f"could not write {path}: {error.strerror or error}. The last checkpoint is untouched; solve that and "
-            "continue with --resume"
+            "continue with resume=True"
         ) from None
 
 

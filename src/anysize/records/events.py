@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from anysize.callbacks.base import Evaluation
 from anysize.errors import CheckpointError
-from anysize.runs.directory import EVENTS, saved_config
+from anysize.records.directory import EVENTS, saved_config
 from anysize.wire import Json
 
 Event = dict[str, Any]
@@ -44,6 +46,56 @@ def counted_rounds(path: Path, events: Iterable[tuple[int, Event]]) -> list[tupl
     return [rounds[number] for number in sorted(rounds)]
 
 
+def by_round_and_size(directory: Path) -> list[Json]:
+    """A row for each round and size of a run: its metrics where it was evaluated, and what the whole round had."""
+    start = next(event for event in read_events(directory / EVENTS) if event["event"] == "start")
+    of_rounds = ("train_loss", "bytes_down", "bytes_up", "seconds")
+    rows = []
+    for event in history(directory):
+        found = evaluation_in(event, start) or Evaluation(event["round"])
+        whole = {name: event.get(name) for name in of_rounds}
+        for label in dict.fromkeys([*(size["label"] for size in start["sizes"]), *found.held_out]):
+            own = {"held_out": found.held_out.get(label, math.nan)}
+            rows.append({"round": event["round"], "size": label} | dict(found.test.get(label, {})) | own | whole)
+    return rows
+
+
+def evaluation_in(event: Json, start: Json) -> Evaluation | None:
+    """What a round's event says about the sizes; None if the round was not evaluated."""
+    if start["metric"] not in event and "client_metrics" not in event:
+        return None
+    metrics: dict[str, Json] = event.get("metrics", {})
+    test = {label: {name: known(value) for name, value in own.items()} for label, own in metrics.items()}
+    return Evaluation(event["round"], test, held_out_by_size(event, start), held_out_mean(event))
+
+
+def held_out_by_size(event: Json, start: Json) -> dict[str, float]:
+    """The metric of a round by size: the mean over the clients that have the size, on their own held-out data.
+
+    >>> start = {"metric": "accuracy", "groups": [{"name": "a", "size": "0.5"}, {"name": "b", "size": "0.5"}]}
+    >>> judged = {"a": {"mean": 0.4, "clients": 1}, "b": {"mean": 0.7, "clients": 2}}
+    >>> held_out_by_size({"client_metrics": judged}, start)
+    {'0.5': 0.6}
+    """
+    size_of = {group["name"]: group["size"] or group["name"] for group in start["groups"]}
+    by_size: dict[str, dict[str, Json]] = {}
+    for group, judged in event.get("client_metrics", {}).items():
+        by_size.setdefault(size_of.get(group, group), {})[group] = judged
+    return {label: held_out_mean({"client_metrics": judged}) for label, judged in by_size.items()}
+
+
+def held_out_mean(event: Json) -> float:
+    """The metric of a round as a mean over all clients that were asked; NaN if none was."""
+    judged = event.get("client_metrics", {}).values()
+    clients = sum(own["clients"] for own in judged)
+    return sum(known(own["mean"]) * own["clients"] for own in judged) / clients if clients else math.nan
+
+
+def known(value: float | None) -> float:
+    """A number of an event, where null stands for one that is not finite."""
+    return math.nan if value is None else float(value)
+
+
 def status(directory: Path) -> Json:
     """The progress of a run: its last finished round, its latest metrics, and its devices."""
     config = saved_config(directory)
@@ -54,12 +106,16 @@ def status(directory: Path) -> Json:
     evaluated = next((event for event in reversed(rounds) if start["metric"] in event), None)
     judged = next((event for event in reversed(rounds) if event.get("client_metrics")), None)
     late = next((event for event in reversed(rounds) if event.get("missing")), None)
+    kept = next((event for event in reversed(events) if event["event"] == "kept"), None)
+    stopped = events[-1].get("stopped") if events and events[-1]["event"] == "end" else None
     met = [about for event in events if event["event"] == "devices" for about in event["devices"]]
     return {
         "name": config.name,
         "round": done,
         "rounds": config.rounds,
-        "state": "finished" if done >= config.rounds else "not finished",
+        "state": "finished" if done >= config.rounds or stopped else "not finished",
+        "stopped": stopped,
+        "best": kept["round"] if kept else None,
         "metric": start["metric"],
         "evaluated": evaluated["round"] if evaluated else None,
         "latest": evaluated[start["metric"]] if evaluated else {},
