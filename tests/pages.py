@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anysize import report
+from anysize.report.record import read
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -27,7 +28,7 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.cells: list[list[tuple[str, str | None]]] = []
         self.words: list[str] = []
-        self.specs: dict[str, Any] = {}
+        self.told: dict[str, Any] = {}
         self.feed(text)
         self.close()
         assert self.open == []
@@ -47,7 +48,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         inside = self.open[-1] if self.open else ""
         if inside == "script" and self.tags[-1][1].get("type") == "application/json":
-            self.specs[str(self.tags[-1][1]["id"])] = json.loads(data)
+            self.told[str(self.tags[-1][1]["id"]).removeprefix("told-")] = json.loads(data)
         if inside in ("script", "style"):
             return
         self.words.append(data)
@@ -62,6 +63,11 @@ class Page(HTMLParser):
     def row(self, first: str) -> list[tuple[str, str | None]]:
         """The cells of the first row that begins so."""
         return next(cells for cells in self.cells if cells[0][0] == first)
+
+
+def charts(directory: Path) -> dict[str, Any]:
+    """What each figure of a run's report draws."""
+    return {figure.name: figure.chart for figure in report.figures_of(read(directory))}
 
 
 def page_of(directory: Path) -> Page:

@@ -29,9 +29,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> az.Run:
 def test_a_run_shows_itself_with_a_line_for_each_size(run: az.Run) -> None:
     first, head, *sizes = repr(run).splitlines()
     assert first.startswith(f"Run {run.directory}: flanc, mlp on digits, after round 3 of 3 rounds, finished")
-    assert head.split() == ["size", "parameters", "MACs", "down", "up", "accuracy"]
+    assert head.split() == ["size", "accuracy", "parameters", "MACs", "down", "up"]
     last = run.history[-1]["accuracy"]
-    assert [(line.split()[0], line.split()[-1]) for line in sizes] == [(s, f"{a:.4f}") for s, a in last.items()]
+    assert [tuple(line.split()[:2]) for line in sizes] == [(s, f"{a:.4f}") for s, a in last.items()]
     shown = run._repr_html_()
     assert "a&lt;b" in shown
     assert "a<b" not in shown
@@ -53,14 +53,23 @@ def test_a_frame_has_a_row_for_each_round_and_size(run: az.Run) -> None:
             assert math.isnan(row["held_out"])
 
 
-def test_a_plot_has_a_line_for_each_size(run: az.Run) -> None:
-    pytest.importorskip("plotly")
-    lines = {line.name: (list(line.x), list(line.y)) for line in run.plot().data}
-    evaluated = [event for event in run.history if "accuracy" in event]
-    assert lines == {
-        size: ([event["round"] for event in evaluated], [event["accuracy"][size] for event in evaluated])
-        for size in ("0.5", "1.0")
-    }
+def test_a_plot_is_the_reports_figure_with_a_line_for_each_size(run: az.Run, tmp_path: Path) -> None:
+    run.report()
+    plot = run.plot()
+    (drawn,) = [path for path in (run.directory / "report").glob("*.svg") if path.read_text() == plot._repr_svg_()]
+    points = [line.split(",")[:3] for line in drawn.with_suffix(".csv").read_text().splitlines()[1:]]
+    expected = {(str(e["round"]), size, a) for e in run.history for size, a in e.get("accuracy", {}).items()}
+    assert {(number, size, float(accuracy)) for number, size, accuracy in points} == expected
+    assert plot.save(tmp_path / "plot.svg").read_text() == plot.svg
+
+
+def test_there_is_nothing_to_plot_before_the_first_evaluation(tmp_path: Path) -> None:
+    made = small.experiment(rounds=2, evaluate_every=2)
+    started = made.run(tmp_path / "run")
+    events = (started.directory / "events.jsonl").read_text().splitlines(keepends=True)
+    (started.directory / "events.jsonl").write_text(events[0])
+    with pytest.raises(AnysizeError, match="has no evaluation yet"):
+        started.plot()
 
 
 def test_a_run_writes_its_report(run: az.Run) -> None:
@@ -69,13 +78,12 @@ def test_a_run_writes_its_report(run: az.Run) -> None:
     assert (run.directory / "report.html").is_file()
 
 
-@pytest.mark.parametrize("what, package", [("frame", "pandas"), ("plot", "plotly")])
 def test_what_is_missing_is_named_with_the_command_that_installs_it(
-    run: az.Run, monkeypatch: pytest.MonkeyPatch, what: str, package: str
+    run: az.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anysize.config.extras.find_spec", lambda name: None)
-    with pytest.raises(AnysizeError, match=rf"run\.{what}\(\) needs {package}, not installed: pip install"):
-        getattr(run, what)()
+    with pytest.raises(AnysizeError, match=r"run\.frame\(\) needs pandas, not installed: pip install"):
+        run.frame()
 
 
 def test_errors_speak_of_arguments_in_python_and_of_flags_on_the_command_line(
@@ -131,7 +139,6 @@ def test_ipython_at_a_prompt_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_notebook_of_the_examples_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
-    pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] for cell in cells), "outputs are not stored: they would grow old"
@@ -141,7 +148,7 @@ def test_the_notebook_of_the_examples_runs(tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, Any] = {}
     shown = [_executed(source, names) for source in sources]
     assert set(shown[2]["size"]) == {"0.25", "0.5", "0.75", "1.0"}
-    assert len(shown[3].data) == 4
+    assert shown[3]._repr_svg_().startswith("<svg")
     assert set(shown[4]) == {"0.25"}
     assert shown[5].is_file()
 

@@ -6,9 +6,10 @@ import csv
 import json
 import math
 import re
-import sys
+import statistics
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from anysize import report
 from anysize.errors import CheckpointError
 from anysize.records.directory import write_analysis
 from anysize.records.events import history, read_events
-from anysize.report.figures import build
+from anysize.report.charts import ACCENT, Axis, Bars, Figure, Series
+from anysize.report.colours import ON_DARK, ON_LIGHT, palette
 from anysize.report.page import render
-from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
 from anysize.report.record import read
-from pages import Page, page_of, rows
+from pages import Page, charts, page_of, rows
 
 LABELS = ["0.25", "0.5", "1.0"]
 PARAMETERS = [33_482, 1_219_594, 11_173_962]
@@ -132,18 +133,19 @@ def test_the_trade_off_has_a_curve_per_size_and_every_digit(tmp_path: Path) -> N
             for row in rows(tmp_path, name)
         ]
         assert found == [(label, *point.values()) for label, own in robust.items() for point in own]
-    curves = page.specs["spec-trade-off"]["data"]
-    assert [curve["name"] for curve in curves] == LABELS
-    assert [curve["x"] for curve in curves] == [[point["robust"] for point in own] for own in robust.values()]
-    assert [curve["y"] for curve in curves] == [[point["standard"] for point in own] for own in robust.values()]
-    assert curves[0]["text"] == ["0", "0.2", "1"]
+    curves = charts(tmp_path)["trade-off"].series
+    assert [curve.name for curve in curves] == LABELS
+    assert [curve.x for curve in curves] == [tuple(point["robust"] for point in own) for own in robust.values()]
+    assert [curve.y for curve in curves] == [tuple(point["standard"] for point in own) for own in robust.values()]
+    assert curves[0].labels == ("0", "0.2", "1")
+    assert len(page.told["trade-off"]["points"]) == 9
 
 
 def test_a_method_without_a_choice_of_robustness_is_one_point_and_no_attack_is_no_section(tmp_path: Path) -> None:
     point = [{"robustness": None, "standard": 0.5, "robust": 0.25}]
-    page = page_of(save(tmp_path / "one", [start(), round_event(1, scores=[0.1, 0.2, 0.3], robust={"0.5": point})]))
-    (curve,) = page.specs["spec-trade-off"]["data"]
-    assert (curve["x"], curve["y"], curve["mode"]) == ([0.25], [0.5], "markers")
+    one = save(tmp_path / "one", [start(), round_event(1, scores=[0.1, 0.2, 0.3], robust={"0.5": point})])
+    (curve,) = charts(one)["trade-off"].series
+    assert (curve.x, curve.y, curve.joined) == ((0.25,), (0.5,), False)
     assert "Robustness" not in page_of(save(tmp_path / "none", FINISHED)).text
 
 
@@ -152,14 +154,14 @@ def test_the_size_table_shows_human_units_and_keeps_the_exact_number_in_the_titl
     plain = [(text.replace("\N{NARROW NO-BREAK SPACE}", " "), title) for text, title in shown]
     assert plain == [
         ("0.5", None),
+        ("0.9123", "0.9123456789"),
+        ("0.3041", str(0.9123456789 / 3)),
         ("1.22 M", "1219594"),
         ("2.00 K", "2000"),
         ("6.00 K", "6000"),
         ("64.0 MB", "64000001"),
         ("1.23 MB", "1234568"),
         ("765 kB", "765434"),
-        ("0.9123", "0.9123456789"),
-        ("0.3041", str(0.9123456789 / 3)),
     ]
 
 
@@ -167,21 +169,21 @@ def test_the_last_evaluation_is_shown_also_where_an_earlier_one_was_better(tmp_p
     page = page_of(
         save(tmp_path, [start(), round_event(1, scores=[0.9, 0.9, 0.9]), round_event(2, scores=[0.5, 0.4, 0.3])])
     )
-    assert [page.row(label)[7][0] for label in LABELS] == ["0.5000", "0.4000", "0.3000"]
+    assert [page.row(label)[1][0] for label in LABELS] == ["0.5000", "0.4000", "0.3000"]
     assert [row["accuracy"] for row in rows(tmp_path, "against-macs")] == ["0.5", "0.4", "0.3"]
     assert "after round 2" in page.text
 
 
 def test_the_curve_over_rounds_has_the_values_of_its_csv(tmp_path: Path) -> None:
-    page = page_of(save(tmp_path, FINISHED))
+    report.write(save(tmp_path, FINISHED))
     expected = {
         (event["round"], label): score for event in FINISHED for label, score in event.get("accuracy", {}).items()
     }
     table = rows(tmp_path, "over-rounds")
     assert {(int(row["round"]), row["size"]): float(row["accuracy"]) for row in table} == expected
     assert list(table[0]) == ["round", "size", "accuracy", "loss"]
-    curves = page.specs["spec-over-rounds"]["data"]
-    drawn = {(x, curve["name"]): y for curve in curves for x, y in zip(curve["x"], curve["y"])}
+    curves = charts(tmp_path)["over-rounds"].series
+    drawn = {(x, curve.name): y for curve in curves for x, y in zip(curve.x, curve.y)}
     assert drawn == expected
 
 
@@ -194,14 +196,14 @@ def test_the_curve_over_rounds_has_the_values_of_its_csv(tmp_path: Path) -> None
     ],
 )
 def test_costs_are_drawn_on_a_logarithmic_axis_against_the_last_evaluation(tmp_path: Path, name: str, of: Any) -> None:
-    page = page_of(save(tmp_path, FINISHED))
+    report.write(save(tmp_path, FINISHED))
     last = FINISHED[4]["accuracy"]
     expected = [(size["label"], of(size), last[size["label"]]) for size in FINISHED[0]["sizes"]]
     table = rows(tmp_path, f"against-{name}")
     assert [(row["size"], int(row[name]), float(row["accuracy"])) for row in table] == expected
-    spec = page.specs[f"spec-against-{name}"]
-    assert spec["layout"]["xaxis"]["type"] == "log"
-    assert list(zip(spec["data"][0]["x"], spec["data"][0]["y"])) == [(x, y) for _, x, y in expected]
+    chart = charts(tmp_path)[f"against-{name}"]
+    assert chart.x.log
+    assert list(zip(chart.series[0].x, chart.series[0].y)) == [(x, y) for _, x, y in expected]
 
 
 def test_traffic_adds_up_over_all_rounds_also_those_without_evaluation(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_virtual_time_adds_up_and_ends_where_a_round_has_none(tmp_path: Path) ->
 
 def test_there_is_no_figure_of_virtual_time_without_speeds(tmp_path: Path) -> None:
     page = page_of(save(tmp_path, [start(), round_event(1, scores=[0.1, 0.2, 0.3])]))
-    assert "spec-against-virtual-time" not in page.specs
+    assert "against-virtual-time" not in page.told
     assert not (tmp_path / "report" / "against-virtual-time.csv").exists()
 
 
@@ -302,15 +304,15 @@ def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:
 
 def test_a_run_without_rounds_has_its_costs_and_its_partition(tmp_path: Path) -> None:
     page = page_of(save(tmp_path, [start()]))
-    assert set(page.specs) == {"spec-labels", "spec-samples"}
-    assert page.row("0.25")[7] == ("–", None)
+    assert set(page.told) == {"labels", "samples"}
+    assert page.row("0.25")[1] == ("–", None)
     assert "running at round 0" in page.text
 
 
 def test_a_run_without_evaluations_shows_its_training_loss(tmp_path: Path) -> None:
     page = page_of(save(tmp_path, [start(), round_event(1), round_event(2)]))
-    assert page.specs["spec-training-loss"]["data"][0]["y"] == [2.0, 1.0]
-    assert "spec-over-rounds" not in page.specs
+    assert charts(tmp_path)["training-loss"].series[0].y == (2.0, 1.0)
+    assert "over-rounds" not in page.told
     assert "No evaluation yet" in page.text
 
 
@@ -321,17 +323,17 @@ def test_perplexity_is_said_to_be_better_when_lower(tmp_path: Path) -> None:
     assert "lower perplexity is better" in page.text
     assert "higher" not in page.text.lower()
     assert "Perplexity over rounds" in page.text
-    assert page.row("0.25")[7] == ("123.46", "123.456789")
+    assert page.row("0.25")[1] == ("123.46", "123.456789")
     assert [float(row["perplexity"]) for row in rows(tmp_path, "sizes")] == scores
-    assert "spec-labels" not in page.specs
+    assert "labels" not in page.told
     assert "The first 3 of 9 clients." in page.text
 
 
 def test_one_size_and_one_group_are_enough(tmp_path: Path) -> None:
     only = start(sizes=start()["sizes"][:1], groups=start()["groups"][:1], partition=None)
     page = page_of(save(tmp_path, [only, round_event(1, scores=[0.5])]))
-    assert page.row("0.25")[7][0] == "0.5000"
-    assert "spec-over-rounds" in page.specs
+    assert page.row("0.25")[1][0] == "0.5000"
+    assert "over-rounds" in page.told
 
 
 def test_the_partition_is_the_histogram_of_the_start_event(tmp_path: Path) -> None:
@@ -340,7 +342,9 @@ def test_the_partition_is_the_histogram_of_the_start_event(tmp_path: Path) -> No
     names = FINISHED[0]["partition"]["class_names"]
     table = {(int(row["client"]), row["class"]): int(row["samples"]) for row in rows(tmp_path, "labels")}
     assert table == {(i, name): row[k] for i, row in enumerate(histogram) for k, name in enumerate(names)}
-    assert page.specs["spec-labels"]["data"][0]["z"] == [list(column) for column in zip(*histogram)]
+    assert charts(tmp_path)["labels"].z == tuple(zip(*histogram))
+    assert page.told["labels"]["cells"] == [[str(samples) for samples in column] for column in zip(*histogram)]
+    assert (page.told["labels"]["x"][3], page.told["labels"]["y"][2]) == ("client 3", "class eel")
     assert [int(row["samples"]) for row in rows(tmp_path, "samples")] == [10, 11, 12, 13]
 
 
@@ -383,9 +387,9 @@ def test_a_client_without_held_out_samples_is_listed_and_not_drawn(tmp_path: Pat
     (tmp_path / "clients.csv").write_text(
         "round,client,group,size,samples,accuracy,loss\r\n4,0,group 0.25,0.25,0,,\r\n4,1,group 0.25,0.25,3,0.5,1\r\n"
     )
-    page = page_of(tmp_path)
+    report.write(tmp_path)
     assert [row["accuracy"] for row in rows(tmp_path, "client-distribution")] == ["", "0.5"]
-    assert page.specs["spec-client-distribution"]["data"][0]["y"] == [0.5]
+    assert charts(tmp_path)["client-distribution"].boxes[0].values == (0.5,)
 
 
 def test_a_clients_csv_of_another_metric_is_refused(tmp_path: Path) -> None:
@@ -396,8 +400,8 @@ def test_a_clients_csv_of_another_metric_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_not_finite_leaves_a_gap_in_the_curve_and_stays_in_the_csv(tmp_path: Path) -> None:
-    page = page_of(save(tmp_path, [start(), round_event(1, scores=[math.nan, math.inf, 0.5])]))
-    assert [curve["y"] for curve in page.specs["spec-over-rounds"]["data"]] == [[None], [None], [0.5]]
+    report.write(save(tmp_path, [start(), round_event(1, scores=[math.nan, math.inf, 0.5])]))
+    assert [curve.y for curve in charts(tmp_path)["over-rounds"].series] == [(None,), (None,), (0.5,)]
     assert [row["accuracy"] for row in rows(tmp_path, "sizes")] == ["nan", "inf", "0.5"]
 
 
@@ -499,23 +503,26 @@ def test_everything_that_comes_from_files_is_escaped(tmp_path: Path) -> None:
     assert "img" not in {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     scripts = [attributes for tag, attributes in page.tags if tag == "script"]
-    assert len([attributes for attributes in scripts if not attributes]) == 2  # plotly.js and the page's own
+    assert len([attributes for attributes in scripts if not attributes]) == 1  # the page's own
     assert page.text.count(HOSTILE) >= 9  # readers see the names as they are
     assert HOSTILE in page.row(HOSTILE)[0][0]
 
 
-def test_plotly_is_given_no_tag_and_no_template_from_files(tmp_path: Path) -> None:
-    for figure in build(read(hostile_run(tmp_path))):
-        text = json.dumps(figure.spec)
-        assert "<script" not in text
-        assert "<img" not in text
-        assert not re.search(r"&amp;lt;%\{x\}", text)
+def test_every_figure_is_well_formed_whatever_its_names_are(tmp_path: Path) -> None:
+    hostile = hostile_run(tmp_path)
+    report.write(hostile)
+    files = sorted((hostile / "report").glob("*.svg"))
+    assert [path.stem for path in files] == sorted(charts(hostile))
+    for path in files:
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.parse(path).getroot().iter()}
+        assert tags <= {"svg", "g", "path", "rect", "circle", "polygon", "text"}
 
 
-def test_a_specification_cannot_end_the_element_that_holds_it(tmp_path: Path) -> None:
-    figure = Figure("raw", "rounds", "raw", "", (), (), {"text": "</script><!--&amp;"})
-    page = Page(render(read(save(tmp_path, FINISHED)), [], [figure], "0;"))
-    assert page.specs == {"spec-raw": {"text": "</script><!--&amp;"}}
+def test_the_words_of_a_figure_cannot_end_the_element_that_holds_them(tmp_path: Path) -> None:
+    words = "</script><!--&amp;"
+    drawn = Bars((Series(words, (0,), (1,), ACCENT),), Axis("", names=(words,)), Axis(""))
+    page = Page(render(read(save(tmp_path, FINISHED)), [], [Figure("raw", "rounds", "raw", "", (), (), drawn)]))
+    assert page.told == {"raw": {"points": [[0.5, None, f"{words}\n{words}: 1"]]}}
 
 
 def test_only_the_pages_own_scripts_may_run_and_nothing_is_fetched(tmp_path: Path) -> None:
@@ -523,7 +530,7 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_is_fetched(tmp_path: Pat
     policy = next(a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv"))
     assert policy is not None
     assert "default-src 'none'" in policy
-    assert re.findall(r"script-src ([^;]*)", policy)[0].count("'sha256-") == 2
+    assert re.findall(r"script-src ([^;]*)", policy)[0].count("'sha256-") == 1
     assert not any("src" in attributes for _, attributes in page.tags)
     links = [attributes["href"] for tag, attributes in page.tags if "href" in attributes]
     assert links
@@ -535,27 +542,62 @@ def test_every_figure_and_table_links_to_its_csv(tmp_path: Path) -> None:
     links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     written = {f"report/{path.name}" for path in (tmp_path / "report").iterdir()}
     assert links == written
-    assert {f"report/{name.removeprefix('spec-')}.csv" for name in page.specs} <= written
+    assert {f"report/{name}.{kind}" for name in page.told for kind in ("csv", "svg")} <= written
 
 
-def test_every_figure_is_one_that_plotly_accepts(tmp_path: Path) -> None:
-    graph_objects = pytest.importorskip("plotly.graph_objects")
-    for figure in build(read(save(tmp_path, FINISHED))):
-        drawn = graph_objects.Figure(figure.spec)
-        assert len(drawn.data) == len(figure.spec["data"])
+def test_a_figure_draws_each_value_at_its_place(tmp_path: Path) -> None:
+    report.write(save(tmp_path, FINISHED))
+    root = ElementTree.parse(tmp_path / "report" / "over-rounds.svg").getroot()
+    left, top, right, bottom = map(float, root.attrib["data-area"].split())
+    marks = [e for e in root.iter("{http://www.w3.org/2000/svg}circle") if e.get("r") == "4"]
+    places = [(float(e.attrib["cx"]), float(e.attrib["cy"])) for e in marks]
+    # The smallest size has circles: 0.5 after round 2 and 0.3 after round 4; all scores lie between 0.3 and 0.912.
+    low, high = 0.1 + 0.2, 0.9123456789
+    expected = [(2, 0.5), (4, low)]
+    assert places == [
+        (
+            pytest.approx(left + round_ / 4 * (right - left), abs=0.1),
+            pytest.approx(bottom - (value - low) / (high - low) * (bottom - top), abs=0.1),
+        )
+        for round_, value in expected
+    ]
 
 
-def test_without_plotly_the_page_has_its_tables_and_says_how_to_get_the_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    page = page_of(save(tmp_path, FINISHED))
-    assert page.text.count("pip install ") == page.text.count("[report]") == 1
-    assert page.row("0.5")[7] == ("0.9123", "0.9123456789")
-    assert not page.specs
-    assert not any(tag == "script" for tag, _ in page.tags)
-    assert (tmp_path / "report" / "over-rounds.csv").is_file()
+def test_the_page_is_smaller_than_a_megabyte_with_a_thousand_rounds_and_clients(tmp_path: Path) -> None:
+    rounds = [round_event(n, scores=[1 / n, 2 / n, 3 / n]) for n in range(1, 1001)]
+    crowd = {"clients": 1000, "samples": [10] * 200, "histogram": [[n % 7] * 10 for n in range(200)]}
+    save(tmp_path, [start(partition=crowd), *rounds])
+    lines = [f"1000,{n},group {LABELS[n % 3]},{LABELS[n % 3]},3,{n / 1000},1.0" for n in range(1000)]
+    (tmp_path / "clients.csv").write_text("\n".join(["round,client,group,size,samples,accuracy,loss", *lines, ""]))
+    assert report.write(tmp_path).stat().st_size < 1_000_000
+
+
+def test_groups_and_legends_are_in_order_of_size_with_the_colour_of_the_size(tmp_path: Path) -> None:
+    turned = start(groups=start()["groups"][::-1])
+    own = {f"group {label}": {"mean": 0.5, "spread": 0.1, "clients": 2} for label in LABELS[::-1]}
+    save(tmp_path, [turned, round_event(1, scores=[0.1, 0.2, 0.3], client_metrics=own)])
+    lines = [f"1,{n},group {label},{label},3,0.5,1.0" for n, label in enumerate(LABELS[::-1])]
+    (tmp_path / "clients.csv").write_text("\n".join(["round,client,group,size,samples,accuracy,loss", *lines, ""]))
+    page, drawn = page_of(tmp_path), charts(tmp_path)
+    groups = [f"group {label}" for label in LABELS]
+    colours = [f"var(--size-{place})" for place in range(3)]
+    for table in ("groups", "client-metrics"):
+        assert [row["group"] for row in rows(tmp_path, table)] == groups
+    assert [(line.name, line.look[0]) for line in drawn["client-rounds"].series] == list(zip(groups, colours))
+    assert [(box.name, box.colour) for box in drawn["client-distribution"].boxes] == list(zip(groups, colours))
+    assert [(line.name, line.look[0]) for line in drawn["over-rounds"].series] == list(zip(LABELS, colours))
+    assert [own for own, _ in drawn["by-size"].series[0].looks] == colours
+    swatches = [str(a["style"]).removeprefix("background: ") for _, a in page.tags if a.get("class") == "swatch"]
+    assert swatches == colours * 3
+
+
+def test_coefficients_of_a_size_have_its_colour(tmp_path: Path) -> None:
+    directory = save(tmp_path, [start(), round_event(1)])
+    write_analysis(directory, 1, {f"coefficients/{label}/conv": torch.rand(5) for label in LABELS[::-1]})
+    lines = charts(directory)["analysis-coefficients-conv"].series
+    assert [(line.name, line.look[0]) for line in lines] == [
+        (label, f"var(--size-{place})") for place, label in enumerate(LABELS)
+    ]
 
 
 def test_config_and_environment_are_on_the_page(tmp_path: Path) -> None:
@@ -572,7 +614,7 @@ def test_the_same_files_give_the_same_report_and_leave_nothing_else(tmp_path: Pa
     first = report.write(tmp_path).read_bytes()
     assert report.write(tmp_path).read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "report", "report.html"]
-    assert all(path.suffix == ".csv" for path in (tmp_path / "report").iterdir())
+    assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".csv", ".svg"}
 
 
 def luminance(colour: str) -> float:
@@ -659,8 +701,8 @@ def test_a_run_that_is_judged_on_clients_alone_shows_how_good_each_size_is(judge
     last = {row["size"]: float(row["accuracy"]) for row in rows(judged_by_clients, "sizes") if row["accuracy"]}
     assert last == pytest.approx({size: mean for (number, size), mean in means.items() if number == 3})
     assert "loss" not in rows(judged_by_clients, "sizes")[0]  # events have no such mean
-    assert {"spec-over-rounds", "spec-against-macs", "spec-against-traffic"} <= set(page.specs)
-    assert "spec-client-rounds" not in page.specs  # the same curves once more
+    assert {"over-rounds", "against-macs", "against-traffic"} <= set(page.told)
+    assert "client-rounds" not in page.told  # the same curves once more
     assert "Devices" not in page.text
 
 
@@ -680,10 +722,25 @@ def test_a_size_that_two_groups_train_has_the_mean_over_all_their_clients(tmp_pa
     groups = [{"name": name, "size": "0.5", "clients": None} | cost(1) for name in ("camera", "phone")]
     begin = start(groups=groups, partition={"clients": 0})
     judged = group_scores(camera=(0.5, 1), phone=(0.9, 3))
-    page = page_of(save(tmp_path, [begin, round_event(1, client_metrics=judged)]))
+    report.write(save(tmp_path, [begin, round_event(1, client_metrics=judged)]))
     assert [float(row["accuracy"]) for row in rows(tmp_path, "over-rounds")] == [pytest.approx((0.5 + 3 * 0.9) / 4)]
-    curves = page.specs["spec-client-rounds"]["data"]
-    assert {curve["name"]: curve["y"] for curve in curves} == {"camera": [0.5], "phone": [0.9]}
+    curves = charts(tmp_path)["client-rounds"].series
+    assert {curve.name: curve.y for curve in curves} == {"camera": (0.5,), "phone": (0.9,)}
+
+
+def test_the_spread_over_all_clients_of_a_size_is_drawn_and_listed(tmp_path: Path) -> None:
+    own = {"camera": [0.1, 0.3], "phone": [0.8, 0.9, 1.0]}
+    groups = [{"name": name, "size": "0.5", "clients": None} | cost(1) for name in own]
+    judged = {
+        name: {"mean": statistics.fmean(v), "worst_decile": min(v), "spread": statistics.pstdev(v), "clients": len(v)}
+        for name, v in own.items()
+    }
+    events = [round_event(n, client_metrics=judged) for n in (1, 2)]
+    report.write(save(tmp_path, [start(groups=groups, partition={"clients": 0}), *events]))
+    expected = statistics.pstdev(own["camera"] + own["phone"])
+    assert [float(row["spread"]) for row in rows(tmp_path, "over-rounds")] == [pytest.approx(expected)] * 2
+    assert float(rows(tmp_path, "sizes")[1]["spread"]) == pytest.approx(expected)
+    assert 'class="band"' in (tmp_path / "report" / "over-rounds.svg").read_text()
 
 
 def test_with_a_test_set_the_clients_own_metrics_have_curves_of_their_own(tmp_path: Path) -> None:
@@ -726,7 +783,7 @@ def test_devices_are_shown_by_name_with_what_each_found_last(tmp_path: Path) -> 
     assert [row["device"] for row in rows(tmp_path, "missing")] == ["cam"]
     assert "most often from cam (1×)" in page.text
     assert {row["group"]: row["clients"] for row in rows(tmp_path, "groups")}["group 1.0"] == "2"  # as announced
-    points = [point for box in page.specs["spec-client-distribution"]["data"] for point in box["text"]]
+    points = [point for box in charts(tmp_path)["client-distribution"].boxes for point in box.titles]
     assert points == ["van"]  # of the latest round
 
 

@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from anysize.report import svg
+from anysize.report.svg import round_ticks, rule, scale, text
+
 WIDTH, HEIGHT = 420, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 40
 _ROW = 22  # height of a method's row in the dot plot
 _LABEL_WIDTH = 156
 _LABEL_SIGNS = 22
-COLOURS, MARKS = 8, 4  # with more methods than colours the next ones have the same colours and another mark
+COLOURS = 8  # with more methods than colours the next ones have the same colours and another mark
 
 
 @dataclass(frozen=True)
@@ -62,23 +65,14 @@ def colour(place: int) -> str:
 
 
 def mark(place: int, x: float, y: float, hollow: bool = False, radius: float = 4.0) -> str:
-    """The mark of the method at that place: a disc, a square, a diamond or a triangle."""
-    fill = "var(--surface)" if hollow else colour(place)
-    look = f'fill="{fill}" stroke="{colour(place)}" stroke-width="1.5"'
-    kind, r = place // COLOURS % MARKS, radius
-    if kind == 0:
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" {look}/>'
-    if kind == 1:
-        return f'<rect x="{x - r:.1f}" y="{y - r:.1f}" width="{2 * r}" height="{2 * r}" {look}/>'
-    corners = (
-        [(0, -r - 1), (r + 1, 0), (0, r + 1), (-r - 1, 0)] if kind == 2 else [(0, -r - 1), (r + 1, r), (-r - 1, r)]
-    )
-    return f'<polygon points="{" ".join(f"{x + a:.1f},{y + b:.1f}" for a, b in corners)}" {look}/>'
+    """The mark of the method at that place."""
+    kind = svg.MARKS[place // COLOURS % len(svg.MARKS)]
+    return svg.mark(kind, x, y, colour(place), radius, hollow)
 
 
 def swatch(place: int) -> str:
     """A method's line and mark, for the legend."""
-    line = f'<line x1="1" y1="7" x2="23" y2="7" stroke="{colour(place)}" stroke-width="2"/>'
+    line = rule(1, 7, 23, 7, colour(place), ' stroke-width="2"')
     return f'<svg class="swatch-line" viewBox="0 0 24 14" aria-hidden="true">{line}{mark(place, 12, 7)}</svg>'
 
 
@@ -110,15 +104,14 @@ def lines(
     xs = [math.log10(point.x) if log else point.x for point in points]
     ys = [value for p in points for value in (p.y - (p.spread or 0.0), p.y + (p.spread or 0.0))]
     margin = 28 if apart else 8
-    x_of = _scale(min(xs), max(xs), _LEFT + margin, WIDTH - _RIGHT - margin)
-    ticks, low, high = _ticks(min(ys), max(ys))
-    y_of = _scale(low, high, HEIGHT - _BOTTOM, _TOP)
+    x_of = scale(min(xs), max(xs), _LEFT + margin, WIDTH - _RIGHT - margin)
+    ticks, low, high = round_ticks(min(ys), max(ys))
+    y_of = scale(low, high, HEIGHT - _BOTTOM, _TOP)
     parts = [*_y_axis(ticks, y_of, y_text, y_title), _x_title(x_title)]
     if x_ticks is None:
-        x_ticks = [(value, f"{value:g}") for value in _ticks(min(xs), max(xs))[0] if min(xs) <= value <= max(xs)]
-    for value, text in x_ticks:
-        place = x_of(math.log10(value) if log else value)
-        parts.append(_text(place, HEIGHT - _BOTTOM + 16, text, "middle"))
+        x_ticks = [(value, f"{value:g}") for value in round_ticks(min(xs), max(xs))[0] if min(xs) <= value <= max(xs)]
+    for value, words in x_ticks:
+        parts.append(text(x_of(math.log10(value) if log else value), HEIGHT - _BOTTOM + 16, words))
     step = min(4.0, 40.0 / len(drawn)) if apart else 0.0
     for number, line in enumerate(drawn):
         aside = (number - (len(drawn) - 1) / 2) * step
@@ -143,32 +136,29 @@ def dots(
         return ""
     ends = [value for row in finite for value in (row.mean - (row.spread or 0.0), row.mean + (row.spread or 0.0))]
     ends += [value for row in finite for value in (*row.values, row.best) if math.isfinite(value)]
-    ticks, low, high = _ticks(min(ends), max(ends))
+    ticks, low, high = round_ticks(min(ends), max(ends))
     bottom = _TOP + _ROW * len(rows)
-    x_of = _scale(low, high, _LABEL_WIDTH, WIDTH - _RIGHT - 6)
+    x_of = scale(low, high, _LABEL_WIDTH, WIDTH - _RIGHT - 6)
     parts = []
     for value in ticks:
         x = x_of(value)
-        parts.append(f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 16, x_text(value), "middle"))
+        parts += [rule(x, _TOP, x, bottom), text(x, bottom + 16, x_text(value))]
     if reference is not None and math.isfinite(reference):
         x = x_of(reference)
-        parts.append(f'<line class="reference" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}"/>')
+        parts.append(rule(x, _TOP, x, bottom, "var(--soft)", ' stroke-dasharray="4 3"'))
     for number, row in enumerate(rows):
         parts += _dots_row(row, _TOP + _ROW * (number + 0.5), x_of)
-    parts.append(_text((_LABEL_WIDTH + WIDTH) / 2, bottom + 34, x_title, "middle"))
+    parts.append(text((_LABEL_WIDTH + WIDTH) / 2, bottom + 34, x_title))
     return _svg(title, bottom + 42, parts)
 
 
 def _dots_row(row: Dots, y: float, x_of: Callable[[float], float]) -> list[str]:
     short = row.label if len(row.label) <= _LABEL_SIGNS else row.label[: _LABEL_SIGNS - 1] + "…"
-    parts = [
-        f'<text class="name" x="{_LABEL_WIDTH - 12}" y="{y + 4:.1f}" text-anchor="end">{html.escape(short)}</text>'
-    ]
+    parts = [text(_LABEL_WIDTH - 12, y + 4, short, "end", "var(--ink)")]
     if not math.isfinite(row.mean):
-        return [*parts, _text(_LABEL_WIDTH + 4, y + 4, "diverged", "start")]
+        return [*parts, text(_LABEL_WIDTH + 4, y + 4, "diverged", "start")]
     parts += [
-        f'<circle class="seed" cx="{x_of(value):.1f}" cy="{y:.1f}" r="2.5" fill="{colour(row.place)}"/>'
+        f'<circle opacity="0.4" cx="{x_of(value):.1f}" cy="{y:.1f}" r="2.5" fill="{colour(row.place)}"/>'
         for value in row.values
         if math.isfinite(value)
     ]
@@ -197,33 +187,24 @@ def _line(line: Line, x_of: Callable[[float], float], y_of: Callable[[float], fl
         bar = ""
         if point.spread:
             top, bottom = y_of(point.y + point.spread), y_of(point.y - point.spread)
-            bar = (
-                f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}M{x - 3:.1f} {top:.1f}H{x + 3:.1f}M{x - 3:.1f} {bottom:.1f}'
-                f'H{x + 3:.1f}" stroke="{colour(line.place)}" stroke-width="1.2" fill="none"/>'
-            )
+            bar = svg.error_bar(x, top, bottom, colour(line.place))
         parts.append(f"<g><title>{html.escape(point.title)}</title>{bar}{mark(line.place, x, y, radius=3.5)}</g>")
     return parts
 
 
 def _y_axis(
-    ticks: Sequence[float], y_of: Callable[[float], float], text: Callable[[float], str], title: str
+    ticks: Sequence[float], y_of: Callable[[float], float], written: Callable[[float], str], title: str
 ) -> list[str]:
     parts = []
     for value in ticks:
         y = y_of(value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 6, y + 4, text(value), "end"))
+        parts += [rule(_LEFT, y, WIDTH - _RIGHT, y), text(_LEFT - 6, y + 4, written(value), "end")]
     middle = (_TOP + HEIGHT - _BOTTOM) / 2
-    turned = f'transform="rotate(-90 11 {middle})"'
-    return [*parts, f'<text x="11" y="{middle}" text-anchor="middle" {turned}>{html.escape(title)}</text>']
+    return [*parts, text(11, middle, title, more=f' transform="rotate(-90 11 {middle})"')]
 
 
-def _x_title(text: str) -> str:
-    return _text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, text, "middle")
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+def _x_title(words: str) -> str:
+    return text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, words)
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:
@@ -231,27 +212,3 @@ def _svg(title: str, height: float, parts: Sequence[str]) -> str:
         f'<svg class="figure" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{html.escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """The place of a value on an axis; in the middle if all values are the same."""
-    if high == low:
-        return lambda value: (start + end) / 2
-    return lambda value: start + (value - low) / (high - low) * (end - start)
-
-
-def _ticks(low: float, high: float, count: int = 5) -> tuple[list[float], float, float]:
-    """Round numbers about as many as asked for, and the ends of an axis that holds all values.
-
-    >>> _ticks(0.513, 0.588)
-    ([0.52, 0.54, 0.56, 0.58], 0.513, 0.588)
-    >>> _ticks(3, 3)[1:]
-    (2.5, 3.5)
-    """
-    if high == low:
-        low, high = low - 0.5, high + 0.5
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)], low, high

@@ -14,26 +14,16 @@ from anysize.comparisons.comparison import EQUAL_UNITS, MEAN, Comparison, Row
 from anysize.comparisons.figures import Dots, Line, Point
 from anysize.comparisons.statistics import spread
 from anysize.comparisons.writing import in_percent, shown, tables
-from anysize.report.browser import STYLE
+from anysize.report.browser import style
 from anysize.report.tables import MISSING, count, size_bytes, times
 
 _STYLE = """
 .figure { width: 100%; height: auto; display: block; margin-top: 8px; }
-.figure text { font: 12px system-ui, sans-serif; fill: var(--soft); } .figure .name { fill: var(--ink); }
-.figure .grid { stroke: var(--grid); } .figure .reference { stroke: var(--soft); stroke-dasharray: 4 3; }
-.figure .seed { opacity: 0.4; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 14px; padding: 0; list-style: none; }
 .legend li { display: flex; align-items: center; gap: 6px; font-size: 13.5px; }
 .swatch-line { width: 24px; height: 14px; flex: none; }
 .std { color: var(--soft); font-weight: 400; font-size: 0.88em; }
 .top { font-weight: 700; }
-.scroll {
-  background:
-    linear-gradient(to right, var(--surface) 30%, transparent) left / 40px 100% no-repeat local,
-    linear-gradient(to left, var(--surface) 30%, transparent) right / 40px 100% no-repeat local,
-    linear-gradient(to right, var(--line), transparent) left / 12px 100% no-repeat scroll,
-    linear-gradient(to left, var(--line), transparent) right / 12px 100% no-repeat scroll;
-}
 tbody th { white-space: normal; min-width: 110px; }
 .equal { margin: 0; padding-left: 20px; } .equal li + li { margin-top: 6px; } .equal li { overflow-wrap: anywhere; }
 .part { margin: 24px 0 10px; font-size: 15px; } details .card { border: 0; padding: 10px 0 0; }
@@ -65,12 +55,11 @@ def render(made: Comparison) -> str:
             "compare.json and the folder compare hold all of them.</footer>",
         ]
     )
-    style = STYLE.replace("LIGHT", "").replace("DARK", "") + _STYLE
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(_name(made))} · anysize</title>\n<style>{style}</style>\n</head>\n"
+        f"<title>{html.escape(_name(made))} · anysize</title>\n<style>{style()}{_STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
 

@@ -1,7 +1,7 @@
 """The report of a run: tables, figures and one HTML page from the files of its directory, with no number changed.
 
 `write` puts `report.html` into the run directory, and beside it `report/*.csv` with the exact values of every
-table and figure. The page is self-contained and opens offline. Figures need Plotly, the extra `report`.
+table and figure, and `report/*.svg` with every figure. The page is self-contained and opens offline.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from pathlib import Path
 from anysize.atomic import replaced
 from anysize.errors import AnysizeError
 from anysize.records.directory import REPORT, REPORT_FOLDER
-from anysize.report import analysis, coverage, figures, page, robustness, tables, widths
-from anysize.report.record import read
+from anysize.report import analysis, colours, coverage, drawing, figures, page, robustness, tables, widths
+from anysize.report.charts import Figure
+from anysize.report.record import Record, read
 
 __all__ = ["write"]
+
+WIDTH = 640  # of a figure's own file, in pixels
 
 
 def write(directory: Path) -> Path:
@@ -35,7 +38,7 @@ def write(directory: Path) -> Path:
     'report.html'
     """
     record = read(directory)
-    drawn = [figure for kind in (figures, widths, robustness, analysis, coverage) for figure in kind.build(record)]
+    drawn = figures_of(record)
     kinds = [robustness.levels, tables.groups, tables.devices, coverage.statistics]
     kinds += [tables.client_metrics, tables.missing, tables.profile]
     shown = [tables.sizes(record), *(table for kind in kinds if (table := kind(record)) is not None)]
@@ -44,19 +47,18 @@ def write(directory: Path) -> Path:
         values.mkdir(exist_ok=True)
         for name, content in [(part.name, part.csv) for parts in (shown, drawn) for part in parts]:
             _replace(values / f"{name}.csv", content)
-        _replace(report, page.render(record, shown, drawn, _plotly_js()))
+        light, _ = colours.variables(len(record.labels))
+        for figure in drawn:
+            _replace(values / f"{figure.name}.svg", drawing.standalone(drawing.draw(figure, WIDTH), light))
+        _replace(report, page.render(record, shown, drawn))
     except OSError as error:
         raise AnysizeError(f"cannot write the report into {directory}: {error.strerror or error}") from error
     return report
 
 
-def _plotly_js() -> str | None:
-    """The text of plotly.js as the installed package ships it, or None without the extra."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return str(get_plotlyjs())
+def figures_of(record: Record) -> list[Figure]:
+    """Every figure for which the run has values."""
+    return [figure for kind in (figures, widths, robustness, analysis, coverage) for figure in kind.build(record)]
 
 
 def _replace(path: Path, content: str) -> None:

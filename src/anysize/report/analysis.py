@@ -12,18 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.report.plots import (
-    SERIES,
-    Figure,
-    axis,
-    capital,
-    chart,
-    finite,
-    heat_map,
-    line,
-    plot_text,
-    round_axis,
-)
+from anysize.report.charts import Axis, Figure, Lines, capital, finite, heat_map, line, looks, round_axis
 from anysize.report.record import Record
 
 Array = NDArray[np.float64]
@@ -66,7 +55,7 @@ def by_shape(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Fi
     if 0 in dimensions:
         figures.append(over_rounds(record, kind, {i: items[i] for i in items if latest[i].ndim == 0}))
     if 1 in dimensions:
-        figures.append(profiles(kind, {i: array for i, array in latest.items() if array.ndim == 1}))
+        figures.append(profiles(record, kind, {i: array for i, array in latest.items() if array.ndim == 1}))
     return figures + [
         matrix(kind, item, array.reshape(len(array), -1)) for item, array in latest.items() if array.ndim >= 2
     ]
@@ -74,10 +63,10 @@ def by_shape(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Fi
 
 def over_rounds(record: Record, kind: str, items: Mapping[str, ByRound], caption: str = "") -> Figure:
     """One curve per item over the evaluated rounds."""
-    curves = [
-        {**line(list(rounds), [float(a) for a in rounds.values()], *SERIES[i % len(SERIES)]), "name": plot_text(item)}
-        for i, (item, rounds) in enumerate(items.items())
-    ]
+    curves = tuple(
+        line(item, list(rounds), [float(a) for a in rounds.values()], look)
+        for (item, rounds), look in zip(items.items(), looks(record, list(items)))
+    )
     rows = tuple((r, item, finite(float(a))) for item, rounds in items.items() for r, a in rounds.items())
     return Figure(
         name=f"analysis-{kind}-over-rounds",
@@ -86,30 +75,27 @@ def over_rounds(record: Record, kind: str, items: Mapping[str, ByRound], caption
         caption=caption,
         keys=("round", "item", kind),
         rows=rows,
-        spec=chart(curves, round_axis(record), axis(plot_text(kind)), legend=""),
+        chart=Lines(curves, round_axis(), Axis(kind), legend=""),
         height=340,
         wide=True,
     )
 
 
-def profiles(kind: str, items: Mapping[str, Array], words: str = "index", caption: str = "") -> Figure:
+def profiles(record: Record, kind: str, items: Mapping[str, Array]) -> Figure:
     """One line per item through its numbers, after the last evaluated round."""
-    lines = [
-        {
-            **line(list(range(len(array))), array.tolist(), *SERIES[i % len(SERIES)]),
-            "name": plot_text(item),
-        }
-        for i, (item, array) in enumerate(items.items())
-    ]
+    lines = tuple(
+        line(item, list(range(len(array))), array.tolist(), look)
+        for (item, array), look in zip(items.items(), looks(record, list(items)))
+    )
     rows = tuple((item, i, finite(float(value))) for item, array in items.items() for i, value in enumerate(array))
     return Figure(
         name=f"analysis-{kind}",
         section="analysis",
         title=capital(kind),
-        caption=caption,
+        caption="",
         keys=("item", "index", kind),
         rows=rows,
-        spec=chart(lines, axis(words), axis(plot_text(kind)), legend=""),
+        chart=Lines(lines, Axis("index", whole=True), Axis(kind), legend=""),
         height=340,
         wide=True,
     )
@@ -121,8 +107,6 @@ def matrix(kind: str, item: str, array: Array, caption: str = "") -> Figure:
     if shown.shape != array.shape:
         caption = f"{caption} The first {shown.shape[0]} x {shown.shape[1]} of {array.shape[0]} x {array.shape[1]}."
     rows = tuple((i, j, finite(float(value))) for (i, j), value in np.ndenumerate(array))
-    down = {**axis("row"), "autorange": "reversed", "showgrid": False}
-    across = {**axis("column"), "showgrid": False}
     return Figure(
         name=f"analysis-{kind}-{item}".replace("/", "-"),
         section="analysis",
@@ -130,7 +114,7 @@ def matrix(kind: str, item: str, array: Array, caption: str = "") -> Figure:
         caption=caption.strip(),
         keys=("row", "column", kind),
         rows=rows,
-        spec=chart([heat_map(shown.tolist(), "")], across, down, hovermode="closest"),
+        chart=heat_map(shown.tolist(), Axis("column", whole=True), Axis("row", whole=True)),
         height=340,
     )
 
@@ -150,7 +134,7 @@ def gram(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure
     if entries:
         words = "inner product of two basis vectors"
         title, caption = "Inner products of different basis vectors", "All at 0 in an orthogonal basis."
-        figures.append(histograms(f"{kind}-entries", title, words, entries, caption))
+        figures.append(histograms(record, f"{kind}-entries", title, words, entries, caption))
     small = {item: array for item, array in latest.items() if len(array) <= _LARGEST_GRAM}
     return figures + [matrix(kind, item, array) for item, array in small.items()]
 
@@ -161,22 +145,22 @@ def coefficients(record: Record, kind: str, items: Mapping[str, ByRound]) -> lis
     for item, rounds in items.items():
         width, _, layer = item.partition("/")
         layers.setdefault(layer or item, {})[width] = rounds[max(rounds)]
+    layers = {layer: {width: own[width] for width in record.by_size(own)} for layer, own in layers.items()}
     words = "mean absolute coefficient"
     caption = "One per fragment of every output. At 0 a fragment would be pruned; away from 0 the basis is shared."
     return [
-        histograms(f"{kind}-{layer}", f"Coefficients, {layer}", words, arrays, caption, wide=False, legend="size")
+        histograms(record, f"{kind}-{layer}", f"Coefficients, {layer}", words, arrays, caption, legend="size")
         for layer, arrays in layers.items()
     ]
 
 
 def histograms(
+    record: Record,
     name: str,
     title: str,
     words: str,
     items: Mapping[str, Array],
     caption: str = "",
-    *,
-    wide: bool = True,
     legend: str = "",
 ) -> Figure:
     """The distribution of each item's numbers over common bins, as the fraction that falls into each bin."""
@@ -185,15 +169,16 @@ def histograms(
     edges = np.histogram_bin_edges(values if len(values) else np.zeros(1), bins=_BINS)
     middles = (edges[1:] + edges[:-1]) / 2
     parts = {item: np.histogram(array, edges)[0] / max(array.size, 1) for item, array in items.items()}
-    lines = [
-        {**line(middles.tolist(), part.tolist(), *SERIES[i % len(SERIES)]), "mode": "lines", "name": plot_text(item)}
-        for i, (item, part) in enumerate(parts.items())
-    ]
+    lines = tuple(
+        replace(line(item, middles.tolist(), part.tolist(), look), marked=False)
+        for (item, part), look in zip(parts.items(), looks(record, list(parts)))
+    )
     rows = tuple(
         (item, float(low), float(high), float(share))
         for item, part in parts.items()
         for low, high, share in zip(edges, edges[1:], part)
     )
+    share = Axis("share of all", exact=lambda value: f"{value:.3f}", from_zero=True)
     return Figure(
         name=f"analysis-{name}".replace("/", "-"),
         section="analysis",
@@ -201,9 +186,9 @@ def histograms(
         caption=caption,
         keys=("item", "from", "to", "part"),
         rows=rows,
-        spec=chart(lines, axis(words), {**axis("share of all", from_zero=True), "hoverformat": ".3f"}, legend=legend),
+        chart=Lines(lines, Axis(words), share, legend=legend),
         height=320,
-        wide=wide,
+        wide=not legend,
     )
 
 
@@ -224,20 +209,18 @@ def needed_kernels(record: Record, kind: str, items: Mapping[str, ByRound]) -> l
 def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> list[Figure]:
     """How many clients per round trained each kernel, against its singular value; each array is (values, draws)."""
     latest = {_layer(item): rounds[max(rounds)] for item, rounds in items.items()}
-    marks = [
-        {
-            **line((array[0] / max(array[0].max(), 1e-30)).tolist(), array[1].tolist(), *SERIES[i % len(SERIES)]),
-            "mode": "markers",
-            "name": plot_text(layer),
-        }
-        for i, (layer, array) in enumerate(latest.items())
-    ]
+    values = {layer: (array[0] / max(array[0].max(), 1e-30)).tolist() for layer, array in latest.items()}
+    marks = tuple(
+        replace(line(layer, values[layer], array[1].tolist(), look), joined=False, marked=True)
+        for (layer, array), look in zip(latest.items(), looks(record, list(latest)))
+    )
     rows = tuple(
         (layer, kernel, finite(float(value)), finite(float(draws)))
         for layer, array in latest.items()
         for kernel, (value, draws) in enumerate(array.T)
     )
-    across = axis("singular value / the layer's largest", from_zero=True)
+    across = Axis("singular value / the layer's largest", from_zero=True)
+    clients = Axis("clients per round", from_zero=True)
     return [
         Figure(
             name=f"analysis-{kind}",
@@ -249,7 +232,7 @@ def kernel_draws(record: Record, kind: str, items: Mapping[str, ByRound]) -> lis
             ),
             keys=("layer", "kernel", "singular_value", "clients_a_round"),
             rows=rows,
-            spec=chart(marks, across, axis("clients per round", from_zero=True), hovermode="closest", legend=""),
+            chart=Lines(marks, across, clients, legend="", together=False),
             height=340,
             wide=True,
         )

@@ -1,25 +1,20 @@
-"""The page's style sheet, and the script that draws its figures in the browser."""
+"""The style sheet of the pages, and the script that shows the values at which a reader points."""
 
-STYLE = """
-:root {
-  color-scheme: light dark;
-  --page: #f7f7f5; --surface: #ffffff; --ink: #1c1f23; --soft: #5a616b; --line: #d3d6da; --grid: #ebecee;
-  --accent: #3b6ea5; --good: #1e7a4c; --wait: #8a5a00;
-  --heat-0: #f1f2f4; --heat-1: #2f9a94; --heat-2: #3b0f53;
-  --series-0: #0072b2; --series-1: #c65200; --series-2: #00815e; --series-3: #b0558a;
-  --series-4: #8a6d00; --series-5: #2f7fb5; --series-6: #6b4c9a; --series-7: #5f6670;
-  LIGHT
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root:not(.paper) {
-    --page: #111418; --surface: #191d23; --ink: #e6e8eb; --soft: #a0a8b3; --line: #3a414b; --grid: #272d35;
-    --accent: #79a8dc; --good: #5fce95; --wait: #e0b050;
-    --heat-0: #20262d; --heat-1: #2a858c; --heat-2: #fde725;
-    --series-0: #5fb0e8; --series-1: #f08a4b; --series-2: #3fcf9f; --series-3: #e59cc6;
-    --series-4: #e3c04a; --series-5: #8fd0f7; --series-6: #b59ae0; --series-7: #a0a8b3;
-    DARK
-  }
-}
+from __future__ import annotations
+
+from anysize.report.colours import variables
+
+
+def style(sizes: int = 0) -> str:
+    """The style sheet, with one colour for each of so many sizes, for light and for dark screens."""
+    light, dark = (" ".join(f"--{name}: {value};" for name, value in own.items()) for own in variables(sizes))
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{_STYLE}"
+    )
+
+
+_STYLE = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--ink);
@@ -44,13 +39,28 @@ h3 { font-size: 14px; font-weight: 600; margin: 0; }
 .three { grid-template-columns: repeat(3, minmax(0, 1fr)); }
 .two { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .head { display: flex; justify-content: space-between; align-items: baseline; gap: 12px; }
+.head > span { white-space: nowrap; }
 a { color: var(--accent); }
 .csv { font-size: 12px; color: var(--soft); text-decoration: none; border-bottom: 1px solid var(--line); }
 .csv:hover, .csv:focus-visible { color: var(--accent); border-color: currentColor; }
-.plot { width: 100%; margin-top: 6px; overflow: hidden; }
-.plot .modebar { opacity: 0; } .plot:hover .modebar { opacity: 1; }
+.plot { margin-top: 6px; } .plot svg { width: 100%; height: auto; display: block; margin: 0 auto; }
+.plot .narrow { display: none; max-width: 520px; } .plot .figure { max-width: 480px; }
+.tip {
+  position: fixed; z-index: 1; pointer-events: none; white-space: pre; padding: 5px 9px; max-width: 90vw;
+  background: var(--surface); color: var(--ink); border: 1px solid var(--line); border-radius: 6px;
+  font-size: 12.5px; line-height: 1.45; font-variant-numeric: tabular-nums;
+}
+.tip::first-line { font-weight: 600; }
 .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
-.scroll { overflow-x: auto; }
+/* A table that is wider than its card has a shadow on each side where there is more of it. */
+.scroll {
+  overflow-x: auto;
+  background:
+    linear-gradient(to right, var(--surface) 30%, transparent) left / 40px 100% no-repeat local,
+    linear-gradient(to left, var(--surface) 30%, transparent) right / 40px 100% no-repeat local,
+    linear-gradient(to right, var(--line), transparent) left / 16px 100% no-repeat scroll,
+    linear-gradient(to left, var(--line), transparent) right / 16px 100% no-repeat scroll;
+}
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { padding: 7px 8px; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--grid); }
 th:first-child, td:first-child { padding-left: 0; } th:last-child, td:last-child { padding-right: 0; }
@@ -69,64 +79,80 @@ pre { overflow-x: auto; margin: 12px 0 0; }
 .facts th { font-weight: 400; color: var(--soft); width: 30%; } .facts table { margin-top: 8px; }
 .notices { margin: 0; padding-left: 20px; } .notices li + li { margin-top: 4px; }
 footer { color: var(--soft); font-size: 13px; padding-top: 32px; padding-bottom: 40px; }
-@media (max-width: 960px) { .three { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 960px) { .three { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
+@media (max-width: 640px) { .three { grid-template-columns: minmax(0, 1fr); } }
+@media screen and (max-width: 760px) { .plot .wide { display: none; } .plot .narrow { display: block; } }
 @media (max-width: 760px) { .two { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 760px) {
   header { padding-top: 24px; } main, header, footer { padding-left: 14px; padding-right: 14px; }
   th, td { padding: 6px 7px; } table { font-size: 13px; }
+  .scroll th:first-child { position: sticky; left: 0; background: var(--surface); }
+  .scroll th:first-child { white-space: normal; min-width: 68px; }
 }
-.paper body { background: none; font-size: 12px; }
-.paper main, .paper header, .paper footer { max-width: 680px; padding-left: 0; padding-right: 0; }
-.paper .three, .paper .two { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 @media print {
   @page { margin: 14mm; }
-  body { background: none; } main, header, footer { padding-left: 0; padding-right: 0; }
+  body { background: none; font-size: 12px; } main, header, footer { padding-left: 0; padding-right: 0; }
   header { padding-top: 0; } section { margin-top: 24px; }
   .card { break-inside: avoid; } details.card { break-inside: auto; } h2 { break-after: avoid; }
-  .csv, .modebar-container { display: none; }
+  .csv { display: none; } .three, .two { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   table { font-size: 10.5px; } th, td { padding: 4px 5px; } thead th { font-size: 10px; }
   .note { font-size: 11px; }
   pre { white-space: pre-wrap; }
 }
 """
 
-# Draws every figure with the style sheet's current colours, at the width of its card.
-DRAW = """
+# Shows, beside the pointer, the values of the nearest point, of all lines at one place, or of a cell.
+POINT = """
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const css = name => getComputedStyle(root).getPropertyValue(name).trim();
-  const resolved = value => {
-    if (typeof value === "string") return value.replace(/^var\\((--[a-z0-9-]+)\\)$/, (_, name) => css(name));
-    if (Array.isArray(value)) return value.map(resolved);
-    if (value && typeof value === "object")
-      return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, resolved(part)]));
-    return value;
+  const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
+  document.body.append(tip);
+  const rule = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  rule.setAttribute("fill", "none");
+  rule.setAttribute("stroke", "var(--soft)");
+  const hide = () => { tip.hidden = true; rule.remove(); };
+  const show = (event, words) => {
+    tip.textContent = words;
+    tip.hidden = false;
+    const { width, height } = tip.getBoundingClientRect();
+    const right = event.clientX + 14 + width < innerWidth;
+    tip.style.left = Math.max(4, right ? event.clientX + 14 : event.clientX - 14 - width) + "px";
+    tip.style.top = Math.max(4, event.clientY - 12 - height) + "px";
   };
-  const plots = [...document.querySelectorAll(".plot")];
-  const spec = plot => JSON.parse(document.getElementById(plot.dataset.spec).textContent);
-  const specs = new Map(plots.map(plot => [plot, spec(plot)]));
-  const options = plot => ({
-    displaylogo: false,
-    modeBarButtons: [["toImage", "resetScale2d"]],
-    toImageButtonOptions: { format: "svg", filename: plot.dataset.spec.replace("spec-", "") },
-  });
-  const draw = plot => {
-    const { data, layout } = resolved(specs.get(plot));
-    const size = { width: plot.clientWidth, height: plot.clientHeight };
-    Plotly.react(plot, data, { ...layout, ...size }, options(plot));
+  const cell = ({ cells, x, y, unit }, across, down) => {
+    const column = Math.floor(across * x.length), row = Math.floor(down * y.length);
+    const value = cells[row]?.[column];
+    if (value === undefined) return null;
+    return [y[row], x[column], (value ?? "no value") + (unit ? " " + unit : "")].join("\\n");
   };
-  const drawAll = () => plots.forEach(draw);
-  drawAll();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  const widths = new Map(plots.map(plot => [plot, plot.clientWidth]));
-  const watch = new ResizeObserver(entries => entries.forEach(({ target }) => {
-    if (target.clientWidth === widths.get(target)) return;
-    widths.set(target, target.clientWidth);
-    draw(target);
-  }));
-  plots.forEach(plot => watch.observe(plot));
-  addEventListener("beforeprint", () => { root.classList.add("paper"); drawAll(); });
-  addEventListener("afterprint", () => { root.classList.remove("paper"); drawAll(); });
+  const point = (told, svg, event) => {
+    const bounds = svg.getBoundingClientRect(), zoom = bounds.width / svg.viewBox.baseVal.width;
+    const [left, top, right, bottom] = svg.dataset.area.split(" ").map(Number);
+    const x = (event.clientX - bounds.left) / zoom, y = (event.clientY - bounds.top) / zoom;
+    if (x < left - 30 || x > right + 30 || y < top - 20 || y > bottom + 20) return hide();
+    if (told.cells) {
+      const words = cell(told, (x - left) / (right - left), (y - top) / (bottom - top));
+      return words === null ? hide() : show(event, words);
+    }
+    const placed = told.points.map(([a, b, words]) => {
+      const px = left + a * (right - left), py = b === null ? null : top + b * (bottom - top);
+      return { px, py, words, distance: Math.hypot(px - x, py === null ? 0 : py - y) };
+    });
+    if (!placed.length) return hide();
+    const near = placed.reduce((best, next) => next.distance < best.distance ? next : best);
+    if (near.py !== null && near.distance > 60) return hide();
+    const { px, py } = near;
+    rule.setAttribute("d", py === null ? `M${px} ${top}V${bottom}` : `M${px - 9} ${py}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0`);
+    svg.append(rule);
+    show(event, near.words);
+  };
+  for (const plot of document.querySelectorAll(".plot")) {
+    const told = JSON.parse(document.getElementById(plot.dataset.told).textContent);
+    for (const svg of plot.querySelectorAll("svg")) {
+      for (const kind of ["pointermove", "pointerdown"]) svg.addEventListener(kind, event => point(told, svg, event));
+      svg.addEventListener("pointerleave", hide);
+    }
+  }
+  addEventListener("scroll", hide, { passive: true });
 })();
 """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, pstdev
 
-from anysize.report.figures import MANY_CLIENTS, colour
-from anysize.report.plots import Figure, Spec, axis, capital, chart, finite, plot_text, shortened
+from anysize.report.charts import ACCENT, Axis, Bars, Box, Boxes, Figure, Look, Series, capital, colour, finite, look
+from anysize.report.figures import MANY_CLIENTS
 from anysize.report.record import Cost, Number, Participation, Record
 from anysize.report.tables import Column, Row, Table, count, decimals, text
 
@@ -53,8 +53,8 @@ def trained_by_domain(record: Record) -> Figure | None:
         "method has.",
         ("domain", "clients", "parameters", "share"),
         rows,
-        [_bar("", [(row[0], row[3]) for row in rows], "var(--accent)")],
-        {**axis("share of all parameters", from_zero=True), "tickformat": ".0%", "range": [0, 1]},
+        [("", ACCENT, {row[0]: row[3] for row in rows})],
+        Axis("share of all parameters", show=_percent, from_zero=True),
     )
 
 
@@ -73,12 +73,11 @@ def scores_by_domain(record: Record) -> Figure | None:
     if not rows:
         return None
     bars = [
-        _bar(label, [(row[1], row[3]) for row in rows if row[2] == label], colour(record, label))
-        for label in record.labels
+        (label, look(record, label), {row[1]: row[3] for row in rows if row[2] == label}) for label in record.labels
     ]
     title, caption = f"{capital(metric)} by domain", f"On each domain's test samples, after round {latest.round}."
     keys = ("round", "domain", "size", metric)
-    return _bars("by-domain", title, caption, keys, rows, bars, axis(plot_text(metric)))
+    return _bars("by-domain", title, caption, keys, rows, bars, Axis(metric, exact=decimals(row[3] for row in rows)))
 
 
 def trained_by_client(record: Record) -> Figure | None:
@@ -100,25 +99,13 @@ def trained_by_client(record: Record) -> Figure | None:
         )
         for name, parts in sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
     )
-    groups = list(dict.fromkeys(row[1] for row in rows))
     trained = {group.name: group.size for group in record.start.groups}
-    boxes: list[Spec] = [
-        {
-            "type": "box",
-            "name": plot_text(group or "clients"),
-            "y": [row[5] for row in rows if row[1] == group],
-            "text": [plot_text(f"client {row[0]}") for row in rows if row[1] == group],
-            "boxpoints": "all" if len(rows) <= MANY_CLIENTS else "outliers",
-            "jitter": 0.5,
-            "pointpos": 0,
-            "marker": {"size": 5, "opacity": 0.75, "color": colour(record, trained.get(group or "") or "")},
-            "fillcolor": "rgba(0,0,0,0)",
-            "hoveron": "points",
-            "showlegend": False,
-        }
-        for group in groups
-    ]
-    share_axis = {**axis("share of all parameters", from_zero=True), "tickformat": ".0%"}
+    boxes = []
+    for group in record.by_size(row[1] or "" for row in rows):
+        own = [row for row in rows if (row[1] or "") == group]
+        names = tuple(record.called(row[0]) for row in own)
+        boxes.append(Box(group or "clients", tuple(row[5] for row in own), names, colour(record, trained.get(group))))
+    share_axis = Axis("share of all parameters", show=_percent, from_zero=True)
     return Figure(
         name="trained-by-client",
         section="coverage",
@@ -127,7 +114,7 @@ def trained_by_client(record: Record) -> Figure | None:
         "middle half of its device group. The CSV also has the mean share that it trained in one round.",
         keys=("client", "group", "domain", "rounds", "parameters", "share", "mean_share_a_round"),
         rows=rows,
-        spec=chart(boxes, {**axis("device group"), "type": "category"}, share_axis, hovermode="closest"),
+        chart=Boxes(tuple(boxes), "device group", share_axis, all_points=len(rows) <= MANY_CLIENTS),
         height=320,
     )
 
@@ -183,23 +170,27 @@ def _clients(record: Record, domain: str) -> int:
     return len({str(part.client) for part in _taken(record) if part.domain == domain})
 
 
-def _bar(name: str, points: Sequence[tuple[str, Number | None]], colour_name: str) -> Spec:
-    shown = points[:MANY_DOMAINS]
-    return {
-        "type": "bar",
-        "name": plot_text(name),
-        "x": [plot_text(shortened(domain)) for domain, _ in shown],
-        "y": [value for _, value in shown],
-        "marker": {"color": colour_name},
-    }
+def _percent(value: float) -> str:
+    return f"{value:.0%}"
 
 
 def _bars(
-    name: str, title: str, caption: str, keys: tuple[str, ...], rows: tuple[Row, ...], bars: list[Spec], y_axis: Spec
+    name: str,
+    title: str,
+    caption: str,
+    keys: tuple[str, ...],
+    rows: tuple[Row, ...],
+    series: Sequence[tuple[str, Look, dict[str, Number | None]]],
+    y_axis: Axis,
 ) -> Figure:
-    domains = len({row[keys.index("domain")] for row in rows})
-    if domains > MANY_DOMAINS:
-        caption = f"{caption} The first {MANY_DOMAINS} of {domains} domains; all are in the CSV."
-    spec = chart(bars, {**axis("domain"), "type": "category"}, y_axis)
-    spec["layout"] |= {"showlegend": len(bars) > 1, "barmode": "group"}
-    return Figure(name, "coverage", title, caption, keys, rows, spec, height=320)
+    """Bars by domain: for each series its name, its look, and its value in each domain."""
+    domains = list(dict.fromkeys(row[keys.index("domain")] for row in rows))
+    shown = domains[:MANY_DOMAINS]
+    if len(domains) > MANY_DOMAINS:
+        caption = f"{caption} The first {MANY_DOMAINS} of {len(domains)} domains; all are in the CSV."
+    bars = tuple(
+        Series(label, tuple(range(len(shown))), tuple(values.get(domain) for domain in shown), own)
+        for label, own, values in series
+    )
+    chart = Bars(bars, Axis("domain", names=tuple(shown)), y_axis)
+    return Figure(name, "coverage", title, caption, keys, rows, chart, height=320)

@@ -1,30 +1,35 @@
-"""Figures of a run: the values as rows for a CSV, and a Plotly specification that shows the same values."""
+"""Figures of a run: the values as rows for a CSV, and a chart that shows the same values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import log
+from dataclasses import replace
 
-from anysize.report.plots import (
+from anysize.report.charts import (
+    ACCENT,
     SERIES,
+    Axis,
+    Bars,
+    Box,
+    Boxes,
     Figure,
-    Spec,
-    axis,
+    Lines,
+    Series,
     capital,
-    chart,
+    colour,
     finite,
     heat_map,
     line,
-    plot_text,
+    look,
     round_axis,
     shortened,
 )
 from anysize.report.record import Cost, GroupScore, Number, Partition, Record, Round, total
 from anysize.report.tables import ON_CLIENTS, count, decimals, size_bytes
 
-SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
 FEW_SIZES = 5  # with more, labels next to the points would cover one another
 MANY_CLIENTS = 2000  # more single clients are too many to draw
+SPREAD = "The band is one standard deviation over the clients to both sides."
 
 
 def build(record: Record) -> list[Figure]:
@@ -51,19 +56,16 @@ def time_by_stage(record: Record) -> Figure | None:
     if not rounds:
         return None
     stages = list(dict.fromkeys(name for round_ in rounds for name in round_.profile))
-    bars: list[Spec] = [
-        {
-            "type": "bar",
-            "name": plot_text(name),
-            "x": [round_.round for round_ in rounds],
-            "y": [finite(round_.profile.get(name)) for round_ in rounds],
-            "marker": {"color": SERIES[index % len(SERIES)][0], "line": {"width": 0}},
-            "hovertemplate": "%{y:.3f} s",
-        }
+    bars = tuple(
+        Series(
+            name,
+            tuple(round_.round for round_ in rounds),
+            tuple(finite(round_.profile.get(name)) for round_ in rounds),
+            SERIES[index % len(SERIES)],
+        )
         for index, name in enumerate(stages)
-    ]
-    spec = chart(bars, round_axis(record), axis("seconds"), legend="stage")
-    spec["layout"] |= {"barmode": "stack", "showlegend": True}
+    )
+    seconds = Axis("seconds", exact=lambda value: f"{value:.3f} s", from_zero=True)
     return Figure(
         name="profile-rounds",
         section="time",
@@ -71,7 +73,7 @@ def time_by_stage(record: Record) -> Figure | None:
         caption="",
         keys=("round", "stage", "seconds"),
         rows=tuple((round_.round, name, spent) for round_ in rounds for name, spent in round_.profile.items()),
-        spec=spec,
+        chart=Bars(bars, round_axis(), seconds, legend="stage", stacked=True),
         wide=True,
     )
 
@@ -90,8 +92,10 @@ def over_rounds(record: Record) -> Figure | None:
             if name != metric
         )
     )
+    keys = ("round", "size", metric, *others, *(["spread"] if record.on_clients else []))
     rows = tuple(
         (round_.round, label, round_.scores[label], *(round_.value(label, name) for name in others))
+        + ((round_.spreads.get(label),) if record.on_clients else ())
         for round_ in rounds
         for label in record.labels
         if label in round_.scores
@@ -101,13 +105,9 @@ def over_rounds(record: Record) -> Figure | None:
         section="rounds",
         title=f"{capital(metric)} over rounds",
         caption=_direction(record),
-        keys=("round", "size", metric, *others),
+        keys=keys,
         rows=rows,
-        spec=chart(
-            _curves(record, [round_.round for round_ in rounds]),
-            round_axis(record),
-            _score_axis(record),
-        ),
+        chart=Lines(_curves(record, [round_.round for round_ in rounds]), round_axis(), _score_axis(record)),
         height=380,
         wide=True,
     )
@@ -118,8 +118,8 @@ def training_loss(record: Record) -> Figure | None:
     rows = tuple((round_.round, round_.train_loss) for round_ in record.rounds if round_.train_loss is not None)
     if not rows:
         return None
-    trace = line([row[0] for row in rows], [row[1] for row in rows], "var(--accent)", "circle")
-    loss = {**axis("training loss"), "hoverformat": ".4f"}
+    curve = line("", [row[0] for row in rows], [row[1] for row in rows], ACCENT)
+    loss = Axis("training loss", exact=lambda value: f"{value:.4f}")
     return Figure(
         name="training-loss",
         section="rounds",
@@ -127,7 +127,7 @@ def training_loss(record: Record) -> Figure | None:
         caption="Mean over the participants of each round, whatever their size.",
         keys=("round", "train_loss"),
         rows=rows,
-        spec=chart([trace], round_axis(record), loss),
+        chart=Lines((curve,), round_axis(), loss),
         height=260,
         wide=True,
     )
@@ -152,31 +152,18 @@ def against_cost(
     )
     if not rows:
         return None
-    show_score = decimals(row[2] for row in rows)
-    points = {
-        "type": "scatter",
-        "mode": "lines+markers+text" if len(rows) <= FEW_SIZES else "lines+markers",
-        "x": [row[1] for row in rows],
-        "y": [finite(row[2]) for row in rows],
-        "cliponaxis": False,
-        "line": {"color": "var(--line)", "width": 1.5},
-        "marker": {
-            "size": 11,
-            "color": [colour(record, row[0]) for row in rows],
-            "symbol": [symbol(record, row[0]) for row in rows],
-        },
-        "text": [plot_text(shortened(row[0])) for row in rows],
-        "textposition": "top center",
-        "hovertext": [
-            f"<b>{plot_text(label)}</b><br>{show(cost)} {'' if show is size_bytes else name}"
-            f"<br>{plot_text(metric)} {show_score(score)}"
-            for label, cost, score in rows
-        ],
-        "hoverinfo": "text",
-    }
+    labels = [shortened(row[0]) for row in rows]
+    points = Series(
+        "",
+        tuple(row[1] for row in rows),
+        tuple(finite(row[2]) for row in rows),
+        ACCENT,
+        labels=tuple(labels) if len(rows) <= FEW_SIZES else (),
+        looks=tuple(look(record, row[0]) for row in rows),
+    )
     # A logarithm needs costs above zero; a size that sends nothing is still shown, on a linear axis.
-    scale = "log" if all(row[1] > 0 for row in rows) else "linear"
-    x_axis = {**axis(words), "type": scale, **_ticks([row[1] for row in rows], show)}
+    ticks = tuple((row[1], show(row[1])) for row in rows)
+    x_axis = Axis(words, show=show, log=all(row[1] > 0 for row in rows), ticks=ticks)
     return Figure(
         name=f"against-{name}",
         section="cost",
@@ -184,7 +171,7 @@ def against_cost(
         caption="",
         keys=("size", name, metric),
         rows=rows,
-        spec=chart([points], x_axis, _score_axis(record), hovermode="closest"),
+        chart=Lines((points,), x_axis, _score_axis(record), together=False),
         height=270,
     )
 
@@ -192,12 +179,7 @@ def against_cost(
 def against_traffic(record: Record) -> Figure | None:
     """The metric of every size against the bytes that all clients had moved by then, down and up."""
     moved = running_total(record.rounds, lambda round_: total([round_.bytes_down, round_.bytes_up]))
-    x_axis = {
-        **axis("bytes moved by all clients", from_zero=True),
-        "tickformat": "~s",
-        "ticksuffix": "B",
-        "hoverformat": ".3s",
-    }
+    x_axis = Axis("bytes moved by all clients", show=size_bytes, from_zero=True)
     return _against_running_total(record, moved, "bytes", "against-traffic", "cumulative bytes", x_axis)
 
 
@@ -205,7 +187,7 @@ def against_virtual_time(record: Record) -> Figure | None:
     """The metric of every size against the fleet's time: that of each round's slowest participant, added up."""
     passed = running_total(record.rounds, lambda round_: round_.virtual_seconds)
     unit, seconds = _time_unit(max((value for value in passed if value is not None), default=0))
-    x_axis = {**axis(f"virtual time ({unit})", from_zero=True), "hoverformat": ".1f"}
+    x_axis = Axis(f"virtual time ({unit})", exact=lambda value: f"{value:.1f} {unit}", from_zero=True)
     return _against_running_total(
         record, passed, "virtual_seconds", "against-virtual-time", "virtual time", x_axis, seconds
     )
@@ -214,25 +196,28 @@ def against_virtual_time(record: Record) -> Figure | None:
 def client_rounds(record: Record) -> Figure | None:
     """The mean metric of each group's clients on their own held-out samples, after every round that asked them."""
     rounds, metric = [round_ for round_ in record.rounds if round_.client_metrics], record.start.metric
-    names = list(dict.fromkeys(name for round_ in rounds for name in round_.client_metrics))
+    names = record.by_size(name for round_ in rounds for name in round_.client_metrics)
     trained = {group.name: group.size or group.name for group in record.start.groups}
     sizes = {trained.get(name, name) for name in names}
     if not rounds or (record.on_clients and len(sizes) == len(names)):  # then the sizes' curves are these
         return None
     curves = []
     for name in names:
-        size = trained.get(name, name)
-        x = [round_.round for round_ in rounds]
-        y = [round_.client_metrics.get(name, GroupScore()).mean for round_ in rounds]
-        curves.append({**line(x, y, colour(record, size), symbol(record, size)), "name": plot_text(name)})
+        scores = [round_.client_metrics.get(name, GroupScore()) for round_ in rounds]
+        x, y = [round_.round for round_ in rounds], [score.mean for score in scores]
+        curves.append(line(name, x, y, look(record, trained.get(name, name)), [score.spread for score in scores]))
     return Figure(
         name="client-rounds",
         section="clients",
         title=f"{capital(metric)} on the clients’ own data over rounds",
-        caption="Mean over the clients of a group, each on samples that it never trained on.",
-        keys=("round", "group", "clients", metric),
-        rows=tuple((r.round, n, score.clients, score.mean) for r in rounds for n, score in r.client_metrics.items()),
-        spec=chart(curves, round_axis(record), _score_axis(record), legend="group"),
+        caption=f"Mean over the clients of a group, each on samples that it never trained on. {SPREAD}",
+        keys=("round", "group", "clients", metric, "spread"),
+        rows=tuple(
+            (r.round, n, score.clients, score.mean, score.spread)
+            for r in rounds
+            for n, score in r.client_metrics.items()
+        ),
+        chart=Lines(tuple(curves), round_axis(), _score_axis(record), legend="group"),
         height=320,
         wide=True,
     )
@@ -243,28 +228,12 @@ def client_distribution(record: Record) -> Figure | None:
     scores, metric = record.client_scores, record.start.metric
     if not scores:
         return None
-    known = [group.name for group in record.start.groups]
-    names = list(dict.fromkeys([*known, *(score.group for score in scores)]))
     trained = {group.name: group.size for group in record.start.groups}
     boxes = []
-    for name in names:
-        members = [score for score in scores if score.group == name and finite(score.score) is not None]
-        boxes.append(
-            {
-                "type": "box",
-                "name": plot_text(name),
-                "y": [score.score for score in members],
-                "text": [plot_text(record.called(score.client)) for score in members],
-                "boxpoints": "all" if len(scores) <= MANY_CLIENTS else "outliers",
-                "jitter": 0.5,
-                "pointpos": 0,
-                "marker": {"size": 5, "opacity": 0.75, "color": colour(record, trained.get(name) or name)},
-                "line": {"width": 1.5},
-                "fillcolor": "rgba(0,0,0,0)",
-                "hoveron": "points",
-                "showlegend": False,
-            }
-        )
+    for name in record.by_size([*trained, *(score.group for score in scores)]):
+        own = [(s.score, record.called(s.client)) for s in scores if s.group == name and finite(s.score) is not None]
+        values = tuple(value for value, _ in own if value is not None)
+        boxes.append(Box(name, values, tuple(who for _, who in own), colour(record, trained.get(name) or name)))
     return Figure(
         name="client-distribution",
         section="clients",
@@ -272,7 +241,7 @@ def client_distribution(record: Record) -> Figure | None:
         caption=f"After round {scores[0].round}. A point is a client; a box, the middle half of its device group.",
         keys=("round", "client", "group", "size", "samples", metric),
         rows=tuple((s.round, s.client, s.group, s.size, s.samples, s.score) for s in scores),
-        spec=chart(boxes, {**axis("device group"), "type": "category"}, _score_axis(record), hovermode="closest"),
+        chart=Boxes(tuple(boxes), "device group", _score_axis(record), all_points=len(scores) <= MANY_CLIENTS),
         height=320,
         wide=True,
     )
@@ -294,16 +263,6 @@ def partition_figures(partition: Partition | None) -> list[Figure]:
     return figures
 
 
-def colour(record: Record, label: str) -> str:
-    """The CSS variable with a size's colour: the same size has the same colour everywhere."""
-    return f"var(--size-{record.labels.index(label)})" if label in record.labels else "var(--accent)"
-
-
-def symbol(record: Record, label: str) -> str:
-    """A size's marker, so that sizes differ by more than colour."""
-    return SYMBOLS[record.labels.index(label) % len(SYMBOLS)] if label in record.labels else SYMBOLS[0]
-
-
 def running_total(rounds: Iterable[Round], value_of: Callable[[Round], Number | None]) -> list[Number | None]:
     """The sum up to each round; None from the first round with an unknown value on."""
     sums: list[Number | None] = []
@@ -318,7 +277,7 @@ def _against_running_total(
     key: str,
     name: str,
     words: str,
-    x_axis: Spec,
+    x_axis: Axis,
     unit: Number = 1,
 ) -> Figure | None:
     """The metric against something that adds up over the rounds, shown in a multiple of its unit."""
@@ -339,7 +298,7 @@ def _against_running_total(
         caption="",
         keys=("round", key, "size", record.start.metric),
         rows=rows,
-        spec=chart(_curves(record, x), x_axis, _score_axis(record)),
+        chart=Lines(_curves(record, x), x_axis, _score_axis(record)),
         height=320,
     )
 
@@ -353,23 +312,12 @@ def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, 
         (client, label, samples) for client, row in enumerate(histogram) for label, samples in zip(labels, row)
     )
     z = [[row[index] if index < len(row) else None for row in histogram] for index in range(classes)]
-    heat = {
-        **heat_map(z, "samples"),
-        "text": [[f"class {plot_text(label)}"] * len(histogram) for label in labels],
-        "hovertemplate": "client %{x}<br>%{text}<br>%{z} samples<extra></extra>",
-        "zmin": 0,
-        "xgap": 1 if len(histogram) <= 100 else 0,
-        "ygap": 1,
-    }
     each = 1 if classes <= 40 else -(-classes // 20)
-    class_axis = {
-        **axis("class"),
-        "showgrid": False,
-        "autorange": "reversed",
-        "tickvals": list(range(0, classes, each)),
-        "ticktext": [plot_text(shortened(label)) for label in labels[::each]],
-    }
-    client_axis = {**axis("client"), "showgrid": False, **_client_ticks(len(histogram))}
+    ticks = tuple((place, shortened(labels[place])) for place in range(0, classes, each))
+    class_axis = Axis("class", ticks=ticks, exact=lambda place: labels[round(place)])
+    heat = replace(
+        heat_map(z, Axis("client", whole=True), class_axis, "samples"), from_zero=True, gaps=len(histogram) <= 100
+    )
     return Figure(
         name="labels",
         section="partition",
@@ -377,7 +325,7 @@ def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, 
         caption=whom,
         keys=("client", "class", "samples"),
         rows=rows,
-        spec=chart([heat], client_axis, class_axis, hovermode="closest"),
+        chart=heat,
         height=min(90 + max(classes, 4) * 22, 620),
         wide=True,
     )
@@ -385,14 +333,8 @@ def _labels(histogram: Sequence[Sequence[Number]], names: Sequence[str] | None, 
 
 def _samples(samples: Sequence[Number], whom: str) -> Figure:
     """How many samples each client holds."""
-    bars = {
-        "type": "bar",
-        "x": list(range(len(samples))),
-        "y": list(samples),
-        "marker": {"color": "var(--accent)", "line": {"width": 0}},
-        "hovertemplate": "client %{x}<br>%{y} samples<extra></extra>",
-    }
-    x_axis = {**axis("client"), "showgrid": False, **_client_ticks(len(samples))}
+    bars = Series("", tuple(range(len(samples))), tuple(samples), ACCENT)
+    clients = Axis("client", whole=True, exact=lambda value: f"client {value:g}")
     return Figure(
         name="samples",
         section="partition",
@@ -400,47 +342,25 @@ def _samples(samples: Sequence[Number], whom: str) -> Figure:
         caption=whom,
         keys=("client", "samples"),
         rows=tuple(enumerate(samples)),
-        spec=chart([bars], x_axis, axis("samples"), hovermode="closest"),
+        chart=Bars((bars,), clients, Axis("samples", exact=lambda value: f"{value:g} samples", from_zero=True)),
         height=240,
         wide=True,
     )
 
 
-def _curves(record: Record, x: Sequence[Number | None]) -> list[Spec]:
+def _curves(record: Record, x: Sequence[Number | None]) -> tuple[Series, ...]:
     """One line per size through the evaluated rounds, at the given positions."""
     curves = []
     for label in record.labels:
-        y = [finite(round_.scores.get(label)) for round_ in record.evaluated]
-        curves.append({**line(x, y, colour(record, label), symbol(record, label)), "name": plot_text(label)})
-    return curves
+        y = [round_.scores.get(label) for round_ in record.evaluated]
+        spread = [round_.spreads.get(label) for round_ in record.evaluated] if record.on_clients else []
+        curves.append(line(label, x, y, look(record, label), spread))
+    return tuple(curves)
 
 
-def _score_axis(record: Record) -> Spec:
+def _score_axis(record: Record) -> Axis:
     values = [value for round_ in record.evaluated for value in round_.scores.values() if value is not None]
-    places = len(decimals(values)(0.0)) - 2
-    return {**axis(plot_text(record.start.metric)), "hoverformat": f".{places}f"}
-
-
-def _client_ticks(clients: int) -> Spec:
-    """Ticks at whole client numbers; at every one if there is room."""
-    return {"dtick": 1} if clients <= 40 else {"tick0": 0, "dtick": 10 if clients <= 100 else 20}
-
-
-def _ticks(values: Sequence[Number], show: Callable[[Number | None], str]) -> Spec:
-    """Ticks at the values themselves, as many as fit: they say more than powers of ten."""
-    ordered = sorted(set(values))
-    places = [log(value) if ordered[0] > 0 else value for value in ordered]
-    room = (places[-1] - places[0]) / 3.5
-    kept = [0]
-    for index in range(1, len(places) - 1):
-        if min(places[index] - places[kept[-1]], places[-1] - places[index]) >= room:
-            kept.append(index)
-    kept += [len(places) - 1] * (len(places) > 1)
-    return {
-        "tickvals": [ordered[index] for index in kept],
-        "ticktext": [show(ordered[index]) for index in kept],
-        "tickangle": 0,
-    }
+    return Axis(record.start.metric, exact=decimals(values))
 
 
 def _time_unit(seconds: Number) -> tuple[str, int]:
@@ -452,4 +372,4 @@ def _time_unit(seconds: Number) -> tuple[str, int]:
 
 def _direction(record: Record) -> str:
     better = "Higher" if record.start.higher_is_better else "Lower"
-    return f"{better} is better. {ON_CLIENTS}" if record.on_clients else f"{better} is better."
+    return f"{better} is better. {ON_CLIENTS} {SPREAD}" if record.on_clients else f"{better} is better."

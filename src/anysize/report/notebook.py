@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import html
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from anysize.config.extras import needs
+from anysize.atomic import replaced
 from anysize.errors import AnysizeError
-from anysize.report.plots import ON_LIGHT, capital, palette
+from anysize.report import colours
+from anysize.report.drawing import draw, standalone
+from anysize.report.figures import over_rounds
 from anysize.report.record import Record, read
 from anysize.report.tables import Table, sizes, times
 
+_WIDTH = 640  # pixels
 _SHOWN = ("size", "parameters", "macs", "bytes_down", "bytes_up")
 
 
@@ -38,31 +40,34 @@ def as_html(directory: Path, round: int) -> str:
     return f"<div><p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
-def plot(directory: Path) -> Any:
-    """A Plotly figure: the metric of every size after each round that was evaluated.
+@dataclass(frozen=True)
+class Plot:
+    """A figure that a notebook shows; `svg` is the drawing as text."""
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | Path) -> Path:
+        """The path of an SVG file with the drawing, newly written."""
+        with replaced(Path(path)) as new:
+            new.write_text(self.svg, encoding="utf-8")
+        return Path(path)
+
+
+def plot(directory: Path) -> Plot:
+    """The metric of every size after each round that was evaluated.
 
     Raises:
-        AnysizeError: Plotly is not installed.
+        AnysizeError: nothing was evaluated yet.
     """
-    if (missing := needs("run.plot()", "report", "plotly")) is not None:
-        raise AnysizeError(missing)
-    import plotly.graph_objects as go
-
     record = read(directory)
-    figure = go.Figure()
-    for label, colour in zip(record.labels, palette(len(record.labels), ON_LIGHT)):
-        points = [(round_.round, round_.scores[label]) for round_ in record.evaluated if label in round_.scores]
-        x, y = [number for number, _ in points], [value for _, value in points]
-        figure.add_scatter(x=x, y=y, name=html.escape(label), line={"color": colour}, mode="lines+markers")
-    metric, where = record.start.metric, ", on the clients' held-out data" if record.on_clients else ""
-    figure.update_layout(
-        title=html.escape(f"{record.start.name}: {metric}{where}"),
-        xaxis_title="round",
-        yaxis_title=html.escape(capital(metric)),
-        legend_title="size",
-        template="plotly_white",
-    )
-    return figure
+    figure = over_rounds(record)
+    if figure is None:
+        raise AnysizeError(f"the run in {directory} has no evaluation yet, so there is nothing to plot")
+    light, _ = colours.variables(len(record.labels))
+    return Plot(standalone(draw(figure, _WIDTH), light))
 
 
 def _until(directory: Path, round: int) -> Record:

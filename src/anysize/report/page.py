@@ -13,10 +13,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anysize.config.extras import install_command
-from anysize.report.browser import DRAW, STYLE
-from anysize.report.figures import colour
-from anysize.report.plots import ON_DARK, ON_LIGHT, Figure, palette
+from anysize.report.browser import POINT, style
+from anysize.report.charts import Figure, colour
+from anysize.report.drawing import draw, pointed_at
 from anysize.report.record import Record
 from anysize.report.tables import Column, Table, duration, times
 
@@ -36,49 +35,35 @@ SECTIONS = (
     ("time", "Where the time went"),
 )
 
+# Widths in pixels at which figures are drawn: over the whole page, half of it, a third of it, and on a phone.
+WIDE, HALF, THIRD, NARROW = 1000, 480, 330, 400
+_DIGEST = base64.b64encode(hashlib.sha256(POINT.encode()).digest()).decode()
+POLICY = f"default-src 'none'; script-src 'sha256-{_DIGEST}'; style-src 'unsafe-inline'"
 
-def render(record: Record, tables: Sequence[Table], figures: Sequence[Figure], plotly_js: str | None) -> str:
-    """The whole page; without the text of plotly.js it has the tables and says how to get the figures."""
-    scripts = [] if plotly_js is None else [plotly_js, DRAW]
-    sections = [_section(record, key, title, tables, figures, plotly_js is not None) for key, title in SECTIONS]
+
+def render(record: Record, tables: Sequence[Table], figures: Sequence[Figure]) -> str:
+    """The whole page."""
+    sections = [_section(record, key, title, tables, figures) for key, title in SECTIONS]
     body = "\n".join(
         [
             _header(record),
             "<main>",
-            "" if plotly_js is not None else _without_plotly(figures),
             *sections,
             _notices(record.start.notices),
             _appendix(record),
             "</main>",
-            "<footer>Written by anysize. Hover over a rounded number for the exact one; "
-            "every figure and table has its values in a CSV file next to this page.</footer>",
+            "<footer>Written by anysize. Point at a rounded number for the exact one, and into a figure for "
+            "its values; every figure and table has them in a CSV file next to this page.</footer>",
         ]
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(record.start.name)} · anysize</title>\n"
-        f"<style>{_style(record)}</style>\n</head>\n"
-        f"<body>\n{body}\n{''.join(f'<script>{script}</script>' for script in scripts)}\n</body>\n</html>\n"
+        f"<style>{style(len(record.labels))}</style>\n</head>\n"
+        f"<body>\n{body}\n<script>{POINT}</script>\n</body>\n</html>\n"
     )
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """A security policy that runs these scripts and no others, and fetches nothing."""
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-def _style(record: Record) -> str:
-    """The style sheet with one colour per size, for light and for dark screens."""
-    sizes = len(record.labels)
-    light, dark = (
-        " ".join(f"--size-{index}: {value};" for index, value in enumerate(palette(sizes, span)))
-        for span in (ON_LIGHT, ON_DARK)
-    )
-    return STYLE.replace("LIGHT", light).replace("DARK", dark)
 
 
 def _header(record: Record) -> str:
@@ -109,18 +94,17 @@ def _state(record: Record) -> str:
     return f'<span class="running">running at round {_reached(record)}</span>'
 
 
-def _section(
-    record: Record, key: str, title: str, tables: Sequence[Table], figures: Sequence[Figure], plots: bool
-) -> str:
+def _section(record: Record, key: str, title: str, tables: Sequence[Table], figures: Sequence[Figure]) -> str:
     """A section's tables and figures under its title; an empty string if it has none."""
     names = {"clients": "client-metrics", "time": "profile"}  # sections whose table has another name
     parts = [_table(record, table) for table in tables if table.name == names.get(key, key)]
-    shown = [figure for figure in figures if figure.section == key] if plots else []
-    parts += [_figure(figure) for figure in shown if figure.wide]
-    narrow = [_figure(figure) for figure in shown if not figure.wide]
-    if narrow:
-        columns = "" if len(narrow) == 1 else "two" if len(narrow) in (2, 4) else "three"
-        parts.append(f'<div class="grid {columns}">\n{"".join(narrow)}</div>')
+    shown = [figure for figure in figures if figure.section == key]
+    small = [figure for figure in shown if not figure.wide]
+    parts += [_figure(figure, WIDE) for figure in shown if figure.wide or len(small) == 1]
+    if len(small) > 1:
+        columns, width = ("two", HALF) if len(small) in (2, 4) else ("three", THIRD)
+        drawn = "".join(_figure(figure, width) for figure in small)
+        parts.append(f'<div class="grid {columns}">\n{drawn}</div>')
     if key == "sizes" and record.latest is None:
         parts.append('<p class="note">No evaluation yet: the metrics appear after the first evaluated round.</p>')
     return f'<section id="{key}">\n<h2>{html.escape(title)}</h2>\n{"".join(parts)}\n</section>' if parts else ""
@@ -158,14 +142,16 @@ def _exact(column: Column, value: Any) -> str:
     return f' title="{html.escape(str(value))}"' if value is not None and column.show(value) != str(value) else ""
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure, width: int) -> str:
+    """A card with the figure, drawn for a wide and, where that would be too small to read, for a narrow screen."""
     title = html.escape(figure.title)
+    drawn = draw(figure, width) if width <= NARROW else draw(figure, width, "wide") + draw(figure, NARROW, "narrow")
     caption = f'<p class="note">{html.escape(figure.caption)}</p>\n' if figure.caption else ""
+    told = f"told-{figure.name}"
     return (
-        f'<figure class="card">\n<div class="head"><h3>{title}</h3>{_csv_link(figure.name)}</div>\n'
-        f'<div class="plot" role="img" aria-label="{title}" data-spec="spec-{figure.name}" '
-        f'style="height: {figure.height}px"></div>\n{caption}'
-        f'<script type="application/json" id="spec-{figure.name}">{_json(figure.spec)}</script>\n</figure>\n'
+        f'<figure class="card">\n<div class="head"><h3>{title}</h3><span>{_svg_link(figure.name)} '
+        f'{_csv_link(figure.name)}</span></div>\n<div class="plot" data-told="{told}">{drawn}</div>\n{caption}'
+        f'<script type="application/json" id="{told}">{_json(pointed_at(figure.chart))}</script>\n</figure>\n'
     )
 
 
@@ -173,18 +159,13 @@ def _csv_link(name: str) -> str:
     return f'<a class="csv" href="report/{name}.csv" download>CSV</a>'
 
 
+def _svg_link(name: str) -> str:
+    return f'<a class="csv" href="report/{name}.svg" download>SVG</a>'
+
+
 def _json(value: object) -> str:
     """JSON that cannot end the script element that holds it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
-
-
-def _without_plotly(figures: Sequence[Figure]) -> str:
-    links = ", ".join(
-        f'<a href="report/{figure.name}.csv" download>{html.escape(figure.title)}</a>' for figure in figures
-    )
-    data = f" Their values: {links}." if links else ""
-    command = html.escape(install_command("report"), quote=False)
-    return f'<p class="note">Figures need Plotly: <code>{command}</code>.{data}</p>'
 
 
 def _notices(notices: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -141,6 +142,7 @@ class Round(Entry):
 
     round: int
     scores: dict[str, Number | None] = {}
+    spreads: dict[str, Number | None] = {}
     metrics: dict[str, dict[str, Number | None]] = {}
     train_loss: Number | None = None
     bytes_down: Number | None = None
@@ -223,6 +225,13 @@ class Record:
         announced = [size.label for size in self.start.sizes]
         measured = [label for round_ in self.evaluated for label in round_.scores]
         return list(dict.fromkeys(announced + measured))
+
+    def by_size(self, names: Iterable[str]) -> list[str]:
+        """These sizes or device groups once each, smallest first; what has no size in this run comes last."""
+        given = list(dict.fromkeys(names))
+        trained = {group.name: group.size or group.name for group in self.start.groups}
+        places: dict[str | None, int] = {label: place for place, label in enumerate(self.labels)}
+        return sorted(given, key=lambda name: places.get(trained.get(name, name), len(places)))
 
     @cached_property
     def evaluated(self) -> list[Round]:
@@ -337,7 +346,9 @@ def _judged_by_clients(round_: Round, start: Start) -> Round:
     by_size: dict[str, list[GroupScore]] = {}
     for name, score in round_.client_metrics.items():
         by_size.setdefault(trained.get(name, name), []).append(score)
-    return round_.model_copy(update={"scores": {label: _mean(scores) for label, scores in by_size.items()}})
+    means = {label: _mean(scores) for label, scores in by_size.items()}
+    spreads = {label: _spread(scores, means[label]) for label, scores in by_size.items()}
+    return round_.model_copy(update={"scores": means, "spreads": spreads})
 
 
 def _mean(scores: Sequence[GroupScore]) -> Number | None:
@@ -346,6 +357,16 @@ def _mean(scores: Sequence[GroupScore]) -> Number | None:
         return scores[0].mean
     known = [(score.mean, score.clients) for score in scores if score.mean is not None and score.clients]
     return fmean(*zip(*known)) if known else None
+
+
+def _spread(scores: Sequence[GroupScore], mean: Number | None) -> Number | None:
+    """The standard deviation over the clients of all groups, whose mean is given."""
+    if len(scores) == 1:
+        return scores[0].spread
+    if mean is None or any(score.mean is None or score.spread is None for score in scores):
+        return None
+    squares = [((s.spread or 0.0) ** 2 + ((s.mean or 0.0) - mean) ** 2, s.clients or 0) for s in scores]
+    return sqrt(sum(square * number for square, number in squares) / max(sum(number for _, number in squares), 1))
 
 
 def _client_scores(

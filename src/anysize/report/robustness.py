@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from anysize.report.figures import colour, symbol
-from anysize.report.plots import Figure, Spec, axis, chart, finite, line, plot_text
+from dataclasses import replace
+
+from anysize.report.charts import Axis, Figure, Lines, Series, finite, line, look
 from anysize.report.record import Number, Record, Round, TradeOff
 from anysize.report.tables import Column, Table, decimals, text
 
@@ -26,7 +27,8 @@ def trade_off(record: Record) -> Figure | None:
     if latest is None:
         return None
     metric = record.start.metric
-    curves = [_curve(record, label, latest.robust[label]) for label in _labels(record, latest)]
+    curves = tuple(_curve(record, label, latest.robust[label]) for label in _labels(record, latest))
+    show = decimals(value for _, _, *values in _rows(record, latest) for value in values)
     corner = "upper right" if record.start.higher_is_better else "lower left"
     return Figure(
         name="trade-off",
@@ -36,11 +38,11 @@ def trade_off(record: Record) -> Figure | None:
         f"there is a choice. Better is {corner}.",
         keys=("round", "size", "robustness", "standard", "robust"),
         rows=tuple((latest.round, *row) for row in _rows(record, latest)),
-        spec=chart(
+        chart=Lines(
             curves,
-            axis(plot_text(f"{metric} under attack")),
-            axis(plot_text(f"{metric} on clean samples")),
-            hovermode="closest",
+            Axis(f"{metric} under attack", exact=show),
+            Axis(f"{metric} on clean samples", exact=show),
+            together=False,
         ),
         height=380,
         wide=True,
@@ -80,15 +82,8 @@ def _rows(record: Record, latest: Round) -> list[tuple[str, Number | None, Numbe
     ]
 
 
-def _curve(record: Record, label: str, points: list[TradeOff]) -> Spec:
+def _curve(record: Record, label: str, points: list[TradeOff]) -> Series:
     x, y = [finite(point.robust) for point in points], [point.standard for point in points]
-    curve = line(x, y, colour(record, label), symbol(record, label))
     several = len(points) > 1
-    shown = ["" if point.robustness is None else f"{point.robustness:g}" for point in points]
-    return curve | {
-        "name": plot_text(label),
-        "mode": "lines+markers+text" if several else "markers",
-        "text": shown,
-        "textposition": "top right",
-        "hovertemplate": "%{text}: clean %{y}, attacked %{x}" if several else "clean %{y}, attacked %{x}",
-    }
+    shown = tuple("" if point.robustness is None else f"{point.robustness:g}" for point in points)
+    return replace(line(label, x, y, look(record, label)), joined=several, labels=shown if several else ())

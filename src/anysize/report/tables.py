@@ -138,20 +138,22 @@ ON_CLIENTS = (
 
 
 def sizes(record: Record) -> Table:
-    """One row per size: its cost, and its metric and loss after the last evaluated round."""
+    """One row per size: its metric and loss after the last evaluated round, and its cost."""
     start, latest = record.start, record.latest
     costs: Mapping[str, Cost] = {size.label: size for size in start.sizes}
     scores = [latest.scores.get(label) if latest else None for label in record.labels]
     losses = [latest.value(label, "loss") if latest else None for label in record.labels]
-    columns = [
-        Column("size", "size", text, numeric=False),
-        *COSTS,
-        Column(start.metric, start.metric, decimals(scores)),
-    ]
-    rows = [(label, *_costs(costs.get(label, Cost())), score) for label, score in zip(record.labels, scores)]
+    columns = [Column("size", "size", text, numeric=False), Column(start.metric, start.metric, decimals(scores))]
+    rows: list[Row] = [*zip(record.labels, scores)]
+    if record.on_clients:
+        spreads = [latest.spreads.get(label) if latest else None for label in record.labels]
+        columns.append(Column("spread", "spread over clients", decimals(spreads)))
+        rows = [(*row, spread) for row, spread in zip(rows, spreads)]
     if start.metric != "loss":
         columns.append(Column("loss", "loss", decimals(losses)))
         rows = [(*row, loss) for row, loss in zip(rows, losses)]
+    columns += COSTS
+    rows = [(*row, *_costs(costs.get(label, Cost()))) for row, label in zip(rows, record.labels)]
     better = "higher" if start.higher_is_better else "lower"
     measured = f"Measured after round {latest.round}; {better} {start.metric} is better. " if latest else ""
     told = f"{measured}{ON_CLIENTS} {COST_NOTE}" if record.on_clients else f"{measured}{COST_NOTE}"
@@ -166,7 +168,7 @@ def groups(record: Record) -> Table | None:
     """
     announced = {group.name: group for group in record.start.groups}
     taken = [part for round_ in record.rounds for part in round_.clients]
-    names = list(dict.fromkeys([*announced, *(part.group for part in taken if part.group is not None)]))
+    names = record.by_size([*announced, *(part.group for part in taken if part.group is not None)])
     if not names:
         return None
     rows, row_sizes = [], []
@@ -219,12 +221,15 @@ def client_metrics(record: Record) -> Table | None:
         Column("worst_decile", "worst decile", show),
         Column("spread", "spread", show),
     )
-    rows = tuple((name, score.clients, score.mean, score.worst_decile, score.spread) for name, score in scores.items())
+    ordered = record.by_size(scores)
+    rows = tuple(
+        (name, own.clients, own.mean, own.worst_decile, own.spread) for name in ordered if (own := scores[name])
+    )
     caption = (
         f"Measured after round {latest.round}, by each client on samples that it never trained on. "
         "Mean, worst decile and spread are over the clients of the device group."
     )
-    return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in scores))
+    return Table("client-metrics", caption, columns, rows, tuple(trained.get(name) for name in ordered))
 
 
 def devices(record: Record) -> Table | None:

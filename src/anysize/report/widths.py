@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from anysize.report.plots import SERIES, Figure, Spec, axis, capital, chart, finite, line, plot_text, shortened
+from anysize.report.charts import ACCENT, Axis, Bars, Figure, Lines, Series, capital, finite, look
 from anysize.report.record import Record
+from anysize.report.tables import decimals, size_bytes
 
 
 def build(record: Record) -> list[Figure]:
@@ -23,18 +24,26 @@ def by_size(record: Record) -> Figure | None:
     rows = tuple((label, clients[label], scores[label]) for label in record.labels if label in scores)
     if not rows:
         return None
-    curve = line([], [row[2] for row in rows], "var(--accent)", "circle")
-    curve |= {"x": [plot_text(shortened(label)) for label, _, _ in rows], "mode": "lines+markers"}
-    curve["text"] = [f"trained by {count} clients" for _, count, _ in rows]
+    labels = [row[0] for row in rows]
+    spread = [finite(record.latest.spreads.get(label)) for label in labels] if record.on_clients else []
+    curve = Series(
+        "",
+        tuple(range(len(rows))),
+        tuple(finite(row[2]) for row in rows),
+        ACCENT,
+        spread=tuple(spread),
+        looks=tuple(look(record, label) for label in labels),
+    )
     told = ", ".join(f"{label}: {count}" for label, count, _ in rows)
+    bars = " Bars: one standard deviation over the clients." if spread else ""
     return Figure(
         name="by-size",
         section="cost",
         title=f"{capital(metric)} by size",
-        caption=f"Clients per size: {told}.",
+        caption=f"Clients per size: {told}.{bars}",
         keys=("size", "clients", metric),
         rows=rows,
-        spec=chart([curve], _sizes(), axis(plot_text(metric))),
+        chart=Lines((curve,), Axis("size", names=tuple(labels)), Axis(metric, exact=decimals(scores.values()))),
         height=270,
     )
 
@@ -48,15 +57,15 @@ def against_dense(record: Record) -> Figure | None:
     )
     if not rows:
         return None
-    labels = [plot_text(shortened(row[0])) for row in rows]
-    bars: list[Spec] = [
-        {"type": "bar", "name": name, "x": labels, "y": [row[place] for row in rows], "marker": {"color": SERIES[i][0]}}
-        for i, (name, place) in enumerate((("as sent", 1), ("ordinary network", 2)))
-    ]
+    labels = tuple(row[0] for row in rows)
+    looks = tuple(look(record, label) for label in labels)
+    places, neutral = tuple(range(len(rows))), ("var(--soft)", "square")
+    bars = (
+        Series("as sent", places, tuple(sent for _, sent, _ in rows), neutral, looks=looks),
+        Series("ordinary network", places, tuple(whole for _, _, whole in rows), neutral, looks=looks, hollow=True),
+    )
     parts = ", ".join(f"{label}: {sent / whole:.0%}" for label, sent, whole in rows if sent is not None and whole)
-    spec = chart(bars, _sizes(), {**axis("bytes down", from_zero=True), "tickformat": "~s", "ticksuffix": "B"})
-    spec["layout"] |= {"showlegend": True, "barmode": "group"}
-    spec["layout"]["legend"]["title"]["text"] = ""
+    down = Axis("bytes down", show=size_bytes, from_zero=True)
     return Figure(
         name="against-dense",
         section="cost",
@@ -64,10 +73,6 @@ def against_dense(record: Record) -> Figure | None:
         caption=f"Bytes sent, relative to the ordinary network of that size: {parts}.",
         keys=("size", "bytes_down", "ordinary_network_bytes"),
         rows=rows,
-        spec=spec,
+        chart=Bars(bars, Axis("size", names=labels), down, legend=""),
         height=270,
     )
-
-
-def _sizes() -> Spec:
-    return {**axis("size"), "type": "category"}

@@ -108,8 +108,8 @@ class Run:
 
         return pandas.DataFrame(by_round_and_size(self.directory))
 
-    def plot(self) -> Any:
-        """A Plotly figure of the metric of every size over the rounds; a notebook shows it."""
+    def plot(self) -> notebook.Plot:
+        """A figure of the metric of every size over the rounds; a notebook shows it, and `save` writes it as SVG."""
         return notebook.plot(self.directory)
 
     def report(self) -> Path:
