@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export ANYSIZE_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint wheel check bench clean
+.PHONY: demo test test-slow lint docs wheel check bench clean
 
 demo: $(READY)
 	@$(BIN)/anysize demo
@@ -28,6 +28,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/site
+	@echo "the site: build/site/index.html"
 
 wheel:
 	PYTHON=$(PYTHON) .ci/wheel

@@ -23,14 +23,17 @@ from anysize import config, methods
 from anysize.cli import commands
 from anysize.comparisons.cells import cells
 from anysize.config.table import tables_in
+from anysize.experiment.inspect import inspect
 from anysize.experiment.plan import plan
+from anysize.records.events import read_events, status
 from anysize.runs.experiment import Experiment
 from anysize.testing import LAWS
 from small import fast_if
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "src" / "anysize" / "demo.toml"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 METHOD_OPTIONS = {field.name for name, _ in methods.methods() for field in fields(methods.make(name))}
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -168,12 +171,139 @@ def test_the_callback_of_the_page_stops_its_run(
     assert "size 0.25 has reached 0.5" in (run.directory / "events.jsonl").read_text().splitlines()[-1]
 
 
+def write_tutorial(folder: Path) -> list[str]:
+    """Writes the files of the tutorial, and returns its other blocks of Python."""
+    page = ROOT / "docs" / "tutorial.md"
+    network, *others = blocks(page, "python")
+    (folder / "digits.toml").write_text(blocks(page, "toml")[0])
+    (folder / "mine.py").write_text(network)
+    return others
+
+
+def test_the_tutorial_plans_four_sizes_of_its_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tutorial(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        groups = plan(Experiment.from_config(config.load(tmp_path / "digits.toml")))["groups"]
+    finally:
+        sys.modules.pop("mine", None)
+    assert [(group["name"], group["size"], group["clients"]) for group in groups] == [
+        ("camera", "0.25", 3),
+        ("phone", "0.5", 3),
+        ("tablet", "0.75", 3),
+        ("workstation", "1.0", 3),
+    ]
+
+
+@pytest.mark.slow
+def test_every_block_of_the_tutorial_runs_and_every_size_learns(tmp_path: Path) -> None:
+    python, onnx, runtime = write_tutorial(tmp_path)
+    install, *commands_ = [line for block in blocks(ROOT / "docs" / "tutorial.md", "sh") for line in block.splitlines()]
+    assert install.startswith("pip install")
+
+    def said(*command: str) -> str:
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for line in commands_:
+        assert line.startswith("anysize "), line
+        said("-m", "anysize", *line.split()[1:])
+    assert (tmp_path / "runs" / "digits" / "report.html").is_file()
+    accuracy = ast.literal_eval(said("-c", python))
+    assert list(accuracy) == ["0.25", "0.5", "0.75", "1.0"]
+    assert min(accuracy.values()) > 0.9, accuracy
+    assert re.match(r"the camera says \d\n", said("-c", onnx))
+    assert re.match(r"at full size \['\d'\]\nat a quarter \['\d'\]\n", said("-c", runtime))
+
+
+def test_the_engine_of_the_page_runs_every_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(ROOT / "docs" / "own-engine.md", "python")
+    made = run_block(block)
+    reference = made["experiment"].run(out="reference")
+    states = [(folder / "state.safetensors").read_bytes() for folder in (made["run"].directory, reference.directory)]
+    assert states[0] == states[1], "every engine gives the same bits"
+    engines: list[Any] = []
+
+    def counting(*given: Any) -> Any:
+        engines.append(made["Counting"](*given))
+        return engines[-1]
+
+    made["experiment"].run(out="again", engine=counting)
+    assert engines[0].answers == 4
+
+
+def test_networks_are_exported_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    az.Experiment(data="digits", clients=4, model="mlp", method="heterofl", rounds=1).run(out="runs/first")
+    (block,) = blocks(ROOT / "docs" / "export.md", "python")
+    made = run_block(block)
+    assert made["done"].path.stat().st_size == made["done"].size_bytes
+    assert (tmp_path / "net.anysize").is_file()
+
+
+def test_the_page_of_formats_names_every_key_that_a_run_writes(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+
+    def documented(heading: str) -> set[str]:
+        section = re.split(r"^#{2,3} ", page.partition(f"{heading}\n\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+        return set(re.findall(r"`\"?(\w+)\"?`", section))
+
+    evaluation = {"on": ["test", "clients"]}
+    made = az.Experiment(
+        data="digits",
+        clients=4,
+        model="mlp",
+        method="heterofl",
+        rounds=1,
+        partition={"validation": 0.2},
+        evaluation=evaluation,
+        engine="inprocess",
+    ).run(out=tmp_path / "run", profile=True)
+    events = {event["event"]: event for event in read_events(tmp_path / "run" / "events.jsonl")}
+    assert set(events["start"]) <= documented("### start")
+    assert set(events["round"]) | set(events["round"]["clients"][0]) <= documented("### round")
+    assert set(events["start"]["groups"][0]) <= documented("### start") | documented("## Cost")
+    assert set(status(tmp_path / "run")) <= documented("### anysize status")
+    shown = plan(made.experiment)
+    assert set(shown) | set(shown["groups"][0]) <= documented("### anysize plan") | documented("## Cost")
+    assert set(inspect(made.experiment)) <= documented("### anysize inspect")
+
+
 # Words that name things
 
 
 def test_experiment_page_is_what_the_generator_prints() -> None:
     page = (ROOT / "docs" / "experiment-file.md").read_text(encoding="utf-8")
     assert page == script("docs/generate.py").page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
+
+
+@pytest.mark.parametrize("name", fast_if("fedavg".__eq__, [name for name, _ in methods.methods()]))
+def test_pages_of_methods_are_what_their_generator_prints(name: str) -> None:
+    page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    assert page == script("docs/method_pages.py").page(name), "run: .venv/bin/python docs/method_pages.py"
+
+
+def test_every_method_has_a_page() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == {name for name, _ in methods.methods()}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    assert [name for name in az.__all__ if f":: anysize.{name}\n" not in pages and f"`az.{name}`" not in pages] == []
+
+
+def test_errors_of_the_page_are_errors_of_the_code() -> None:
+    code_ = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    said = re.sub(r'"\s*f?"', "", code_)
+    rows = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## Results")[0]
+    texts = [
+        text for row in re.findall(r"^\| (`[^|]*) \|", rows, re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)
+    ]
+    assert len(texts) > 20
+    assert [text for text in texts if text not in said] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

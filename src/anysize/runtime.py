@@ -214,7 +214,7 @@ class Network:
         self._source.forget()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The outputs for a batch of raw inputs (N, *input_shape)."""
+        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`."""
         if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
             raise BundleError(
                 f"inputs have shape {tuple(x.shape)}; expected (N, {', '.join(map(str, self.input_shape))})"

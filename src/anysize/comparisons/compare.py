@@ -74,7 +74,7 @@ def compare(
         jobs: how many processes run cells, each with one thread; by default one for each core if there are that many
             cells. With one, cells run in this process.
         shard: (i, n) to take only the i-th of n parts of the cells, counted from 1.
-        only: a pattern of paths, such as "iid/*/seed-0": run only the cells that match.
+        only: a pattern of paths, such as `iid/*/seed-0`: run only the cells that match.
         progress: show how far it is; by default on a terminal only, and not where `on_event` is given.
         on_event: called with a run's path in the folder and each of its events; all cells run in this process then.
         pool: worker processes that have been started already, for cells that run in this process; see `run`.
