@@ -23,29 +23,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+import anysize.methods.nesting as nesting
 from anysize.elastic.scaling import folded, scaled
-from anysize.elastic.skeleton import fill
-from anysize.elastic.slicing import take
-from anysize.elastic.views import Nested, statistics_names, within
+from anysize.elastic.views import Nested, statistics_names
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import (
-    check_width,
-    checked,
-    class_weights,
-    cut,
-    nested_parts,
-    parts_within,
-    sub_model,
-    trained_widths,
-    width_key,
-)
-from anysize.methods.mean import StreamingMean
+from anysize.methods.kit import check_width, nested_parts
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
-from anysize.wire import Tensors, by_prefix
+from anysize.wire import Tensors
 
 
 @dataclass(frozen=True)
@@ -73,27 +61,13 @@ class SHeteroFL(Method[SHeteroFLState], Parted):
         return context.sizes
 
     def init(self, context: Context) -> SHeteroFLState:
-        start = context.start()
-        own = {name: start[name] for name in statistics_names(context.template)}
-        tensors = {name: tensor for name, tensor in start.items() if name not in own}
-        return SHeteroFLState(
-            tensors, {width_key(width): cut(context, own, width) for width in trained_widths(context)}
-        )
+        return SHeteroFLState(*nesting.start(context, statistics_names(context.template)))
 
     def extract(self, context: Context, state: SHeteroFLState, client: Client) -> SubModel:
-        *smaller, width = _trained(context, client.size.width, client.job)
-        tensors = cut(context, state.tensors, width) | state.statistics[width_key(width)]
-        named = {f"network.{name}": tensor for name, tensor in tensors.items()}
-        for i, inner in enumerate(smaller):
-            named |= {f"inner.{i}.{name}": tensor for name, tensor in state.statistics[width_key(inner)].items()}
-        return sub_model(client, named, width=width, parts=parts_within(context, width))
+        return nesting.message(context, state.tensors, state.statistics, client)
 
     def build(self, context: Context, sub_model: SubModel) -> nn.Module:
-        widths = _trained(context, sub_model.width, sub_model.ticket.job)
-        skeletons = [context.skeleton(width) for width in widths]
-        own = statistics_names(context.template)
-        nested = fill(Nested(skeletons, context.axes, widths, own), sub_model.tensors)
-        assert isinstance(nested, Nested)
+        nested, widths = nesting.network(context, sub_model, statistics_names(context.template))
         if self.scaler:
             for width, network in zip(widths, (*nested.inner, nested.network)):
                 scaled(context.axes, network, width)
@@ -107,41 +81,12 @@ class SHeteroFL(Method[SHeteroFLState], Parted):
 
     def aggregate(self, context: Context, state: SHeteroFLState, updates: Iterable[Update]) -> SHeteroFLState:
         """The mean of every entry over the clients that hold it; of statistics, over those that trained the width."""
-        mean = StreamingMean(state.tensors, context.axes.head)
-        statistics = {width: StreamingMean(tensors) for width, tensors in state.statistics.items()}
-        for update in checked(context, updates):
-            weight, kept = update.weight(context.tricks), context.axes.kept(update.width)
-            own, parts = _parts(context, update, set(state.tensors))
-            index = {name: context.axes.index(name, kept) for name in own}
-            mean.add(own, weight, index, class_weights(context, update))
-            for width, tensors in parts.items():
-                statistics[width].add(tensors, weight)
-        return SHeteroFLState(mean.result(), {width: found.result() for width, found in statistics.items()})
+        return SHeteroFLState(*nesting.averaged(context, state.tensors, state.statistics, updates, "sheterofl"))
 
     def customize(self, context: Context, state: SHeteroFLState, size: Size) -> nn.Module:
-        width = size.width
-        check_width(context, width, "sheterofl")
-        # A width that no client trained has no statistics, only a slice of those of the next larger one.
-        nearest = min(trained for trained in trained_widths(context) if trained >= width)
-        kept, near = context.axes.kept(width), context.axes.kept(nearest)
-        own = {n: take(t, within(context.axes, n, kept, near)) for n, t in state.statistics[width_key(nearest)].items()}
-        network = fill(context.skeleton(width), cut(context, state.tensors, width) | own)
-        return folded(context.axes, network, width) if self.scaler else network
+        check_width(context, size.width, "sheterofl")
+        network = nesting.finished(context, state.tensors, state.statistics, size.width)
+        return folded(context.axes, network, size.width) if self.scaler else network
 
     def parts(self, context: Context) -> Mapping[str, int]:
         return nested_parts(context)
-
-
-def _trained(context: Context, width: float, job: str) -> list[float]:
-    """The widths of the networks that a client holds: all that it can afford when it trains, else its own."""
-    return [own for own in trained_widths(context) if own <= width] if job == "train" else [width]
-
-
-def _parts(context: Context, update: Update, shared: set[str]) -> tuple[Tensors, dict[str, Tensors]]:
-    """An update's entries of the full network, and its statistics by width."""
-    *smaller, width = _trained(context, update.width, "train")
-    prefixes = {f"inner.{i}.": inner for i, inner in enumerate(smaller)} | {"network.": width}
-    found = by_prefix(update.tensors, prefixes, f"sheterofl: an update of width {update.width:g}")
-    tensors = {name: tensor for name, tensor in found["network."].items() if name in shared}
-    found["network."] = {name: tensor for name, tensor in found["network."].items() if name not in shared}
-    return tensors, {width_key(prefixes[prefix]): own for prefix, own in found.items() if own}
