@@ -44,6 +44,7 @@ from pages import page_of, rows
 pytest.importorskip("flwr", reason="Flower is an extra")
 app = importlib.import_module("anysize.deploy.app")
 certificates = importlib.import_module("anysize.deploy.certificates")
+check = importlib.import_module("anysize.deploy.check")
 children = importlib.import_module("anysize.deploy.children")
 client = importlib.import_module("anysize.deploy.client")
 engine = importlib.import_module("anysize.deploy.engine")
@@ -553,7 +554,117 @@ def test_the_first_round_waits_for_enough_devices_and_says_so(tmp_path: Path) ->
     ours = engine.Devices(experiment, wire, book, Guard.of(experiment), lambda event: said.append(event["text"]))
     threading.Timer(1.5, lambda: wire.there.update({200: "van"})).start()
     assert ours.fleet(1, experiment.fleet).participants(1) == [1, 3]
-    assert "waiting for 2 devices; there: cam" in said
+    assert [line for line in said if line.startswith("waiting for 2 devices; there: cam; not connected: ")]
+
+
+def test_a_run_that_waits_says_who_cannot_take_part_and_why_and_who_is_away(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    wire = Wire(home, "cam", "phone", "board")
+    wire.faults["cam"] = lambda kind, content, answer: link.Reply(
+        messages.with_note({"failure": "data = 'frames:load': there are no samples"}, messages.record([]))
+    )
+    wire.faults["board"] = lambda kind, content, answer: None
+    _, ours = made(home, wire, tmp_path)
+    ours._muster(0.0)
+    assert ours._waiting(3) == (
+        "waiting for 3 devices; there: phone; cam cannot take part: it says: data = 'frames:load': there are no "
+        "samples; asked, without an answer yet: board; not connected: van"
+    )
+
+
+OWN_CODE = """
+import torch
+import helping
+from torch import nn
+
+import anysize as az
+
+
+def network(input_shape, classes):
+    return helping.small(input_shape, classes)
+
+
+def load(device, samples=30):
+    x = torch.rand(samples, 1, 8, 8, generator=torch.Generator().manual_seed(len(device)))
+    return az.Share(train=(x, (x.mean((1, 2, 3)) > 0.5).long()))
+"""
+HELPING = """
+from torch import nn
+
+
+def small(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a fleet whose network and data are the user's, laid out for one device."""
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "mine.py").write_text(OWN_CODE)
+    (user / "helping.py").write_text(HELPING)
+    (user / "other.py").write_text("raise SystemExit")
+    text = EXPERIMENT.replace('name = "small-cnn"', 'name = "mine:network"')
+    (user / "own.toml").write_text(re.sub(r"^options = .*\n", "", text, flags=re.MULTILINE))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    home = tmp_path / "fleet"
+    plan = layout.planned(user / "own.toml", {"cam": {"capacity": 0.5}}, [], 18000, "mine:load")
+    assert (plan.files, plan.absent) == (["helping.py", "mine.py"], [])
+    layout.lay_out(home, plan)
+    yield home
+    for name in ("mine", "helping"):
+        sys.modules.pop(name, None)
+
+
+def test_a_fleet_with_an_own_model_gets_its_files_and_may_run_them(own_code: Path) -> None:
+    folder = own_code / "devices" / "cam"
+    assert {path.name for path in own_code.glob("*.py")} == {path.name for path in folder.glob("*.py")}
+    assert device_file.load(folder / "device.toml").allow == ("mine:network",)
+    said = check.checked(folder / "device.toml")
+    assert said == "cam: 24 samples to train, 6 held out; can train size 0.5"
+    wire = Wire(own_code)
+    experiment, ours = made(own_code, wire, own_code)
+    assert ours.fleet(1, experiment.fleet).participants(1) == [0]
+    layout.extend(own_code, layout.named(["van=1"]), "mine:load")
+    assert check.checked(own_code / "devices" / "van" / "device.toml").endswith("can train size 1.0")
+
+
+def test_a_key_that_is_appended_to_a_devices_file_is_the_devices(own_code: Path) -> None:
+    path = own_code / "devices" / "cam" / "device.toml"
+    path.write_text(f"{path.read_text()}memory_bytes = 1e9\n")
+    assert device_file.load(path).memory_bytes == 1e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('allow = ["mine:network"]', "allow = []", "names code that this device does not allow: .model.name"),
+        ('data = "mine:load"', 'data = "mine:lod"', "mine has no 'lod'"),
+        ("options = {}", "options = { samples = 0 }", "there are no samples"),
+        ("options = {}", "options = { samples = 'x' }", r"TypeError: .*mine\.py, line 14"),
+        ("capacity = 0.5", "budget = { parameters = 9 }", "allows none of the sizes"),
+    ],
+)
+def test_a_device_that_could_not_take_part_is_told_at_once_why(own_code: Path, old: str, new: str, why: str) -> None:
+    path = own_code / "devices" / "cam" / "device.toml"
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=f"(?s)device 'cam' could not take part: .*{why}.*Checked against"):
+        check.checked(path)
+
+
+@pytest.mark.slow
+def test_join_ends_with_the_reason_when_the_device_could_not_take_part(
+    own_code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining = importlib.import_module("anysize.deploy.join")
+    path = own_code / "devices" / "cam" / "device.toml"
+    path.write_text(path.read_text().replace("options = {}", "options = { samples = 0 }"))
+    monkeypatch.setattr(joining, "supernode", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"])
+    deadline = time.monotonic() + 120
+    with pytest.raises(ConfigError, match="there are no samples"):
+        joining.join(path, say=lambda line: None, until=lambda: time.monotonic() > deadline)
 
 
 def test_an_error_of_a_strangers_code_tells_the_server_no_data() -> None:

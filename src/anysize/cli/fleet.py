@@ -52,6 +52,10 @@ def init(
     plan = layout.planned(file, wanted, host or [], port or free_port(), data)
     layout.lay_out(home, plan, overwrite)
     say(f"{home}: {len(plan.devices)} devices ({', '.join(plan.devices)}), server {plan.hosts[0]}:{plan.port}")
+    if plan.files:
+        say(f"copied {', '.join(plan.files)} into the folder of each device")
+    if plan.absent:
+        say(f"not beside the experiment: {', '.join(plan.absent)}; install it on the server and on the devices")
     say(f"next: anysize server {home}   and on each device: anysize join {home}/devices/NAME/device.toml")
     say(f"then: anysize run {home / layout.EXPERIMENT} --engine flower --superlink {home}")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
@@ -17,6 +18,8 @@ from anysize.config.table import Table
 from anysize.config.values import Name, Options, Positive
 from anysize.config.values import Part as Fraction
 from anysize.devices.budget import Budget
+
+_HEADING = "# Each line is a key of the device; append more in any order. docs/trust.md says what there is."
 
 
 def _code_name(text: str) -> str:
@@ -145,4 +148,17 @@ def dumps(device: DeviceConfig) -> str:
     >>> loads(text).budget.macs
     1000000.0
     """
-    return config_toml.written(device.model_dump(exclude_none=True))
+    return written(device.model_dump(exclude_none=True))
+
+
+def written(values: Mapping[str, Any]) -> str:
+    """A device's file: every key is one line, so that a key that somebody appends is the device's, not a table's.
+
+    >>> print(written({"name": "cam", "options": {"folder": "/data"}, "capacity": 0.25}), end="")
+    # Each line is a key of the device; append more in any order. docs/trust.md says what there is.
+    name = "cam"
+    options = { folder = "/data" }
+    capacity = 0.25
+    """
+    lines = [f"{key} = {config_toml.inline(value)}" for key, value in values.items()]
+    return "\n".join([_HEADING, *lines, ""])

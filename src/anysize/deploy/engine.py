@@ -115,7 +115,7 @@ class Devices(Engine):
                 break
             if told < 0 or waited > 2 * told + 10:
                 told = waited
-                self._notice(f"waiting for {least} devices; there: {', '.join(self._names()) or 'nobody'}")
+                self._notice(self._waiting(least))
             interrupts.pause(_SLOWEST_POLL_SECONDS)
             self._muster(0.0)
         self._began = True
@@ -278,6 +278,16 @@ class Devices(Engine):
             if any(self._costs.allowed(limits, own, latency)):
                 return group.name
         raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")
+
+    def _waiting(self, least: int) -> str:
+        """For how many devices the run waits, who is there, who cannot take part and why, and who has not answered."""
+        parts = [f"waiting for {least} devices; there: {', '.join(self._names()) or 'none'}"]
+        refused = {node.name or str(node.id): why for node, why in self._here.known.items() if isinstance(why, str)}
+        parts += [f"{name} cannot take part: it {why}" for name, why in sorted(refused.items())]
+        silent = sorted(node.name or str(node.id) for node in self._here.asked.values())
+        parts += [f"asked, without an answer yet: {', '.join(silent)}"] if silent else []
+        away = sorted(set(self._roster.clients) - {*self._names(), *refused, *silent})
+        return "; ".join([*parts, *([f"not connected: {', '.join(away)}"] if away else [])])
 
     def _names(self) -> list[str]:
         names = {client: name for name, client in self._roster.clients.items()}

@@ -1,6 +1,6 @@
 """`anysize deploy init DIR`: everything that a fleet needs, in one folder.
 
-experiment.toml          what is learned
+experiment.toml          what is learned; beside it copies of the user's own modules that it names
 fleet.toml               where the server listens
 certificates/            the authority's and the server's; their private keys stay on the server
 devices/NAME/            everything that one device needs: copy it there
@@ -18,15 +18,16 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
 from anysize import config as configs
-from anysize.config import toml as config_toml
 from anysize.config.devices import files_in
 from anysize.config.tables import ExperimentConfig
+from anysize.deploy import device_file
 from anysize.deploy.certificates import authority, device_key, server_certificate, write_private, wrong_hosts
+from anysize.deploy.own_files import copy_into, own_files
 from anysize.devices.fleet import open_fleet
 from anysize.errors import ConfigError
 from anysize.wire import Json
@@ -62,6 +63,10 @@ class Plan:
         port: the port of the server.
         data: the "package.module:function" that returns a device's data.
         options: its keyword arguments.
+        allow: the user's own code that the experiment names.
+        code: its files, for the server and for every device.
+        data_code: the files of `data`, for devices alone.
+        absent: modules that are named and lie beside neither the experiment nor the user.
     """
 
     experiment: str
@@ -70,6 +75,15 @@ class Plan:
     port: int
     data: str
     options: Mapping[str, object]
+    allow: Sequence[str] = ()
+    code: Sequence[Path] = ()
+    data_code: Sequence[Path] = ()
+    absent: Sequence[str] = ()
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the user's files that devices get, sorted."""
+        return sorted({path.name for path in (*self.code, *self.data_code)})
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,8 @@ def planned(
     if file is None:
         text = _template(EXPERIMENT, least=str(max(1, len(devices) // 2)))
     options: Json = {"devices": sorted(devices)} if data is None else {}
-    return Plan(text, devices, list(hosts) or ["127.0.0.1"], port, data or EXAMPLE, options)
+    plan = Plan(text, devices, list(hosts) or ["127.0.0.1"], port, data or EXAMPLE, options)
+    return _with_code(plan, config, [Path() if file is None else file.parent, Path()])
 
 
 def named(pairs: Sequence[str]) -> dict[str, Json]:
@@ -131,7 +146,18 @@ def extend(home: Path, devices: Mapping[str, Json], data: str | None) -> None:
     text = _experiment_text(home / EXPERIMENT)
     names = sorted({*device_keys(home), *devices})
     options: Json = {"devices": names} if data is None else {}
-    add_devices(home, Plan(text, devices, [fleet.host], fleet.port, data or EXAMPLE, options))
+    plan = Plan(text, devices, [fleet.host], fleet.port, data or EXAMPLE, options)
+    others = [path.parent for path in device_keys(home).values()]
+    add_devices(home, _with_code(plan, configs.loads(text), [home, *others, Path()]))
+
+
+def _with_code(plan: Plan, config: ExperimentConfig, folders: Sequence[Path]) -> Plan:
+    """The plan with the user's own code that it names, from these folders."""
+    own = [name for name in (config.model.name, config.method.name, config.task.name) if ":" in name]
+    code, absent = own_files(own, folders)
+    data_code, more = own_files([] if plan.data == EXAMPLE else [plan.data], folders)
+    missing = sorted({*absent, *more})
+    return replace(plan, allow=own, code=code, data_code=data_code, absent=missing)
 
 
 def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
@@ -152,6 +178,7 @@ def lay_out(home: Path, plan: Plan, overwrite: bool = False) -> None:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     home.chmod(0o700)  # it holds private keys
     _text(home / EXPERIMENT, plan.experiment)
+    copy_into(home, plan.code)
     _write_certificates(home / CERTIFICATES, list(dict.fromkeys([*plan.hosts, *_LOOPBACK])))
     outside = any(host not in _LOOPBACK for host in plan.hosts)
     listen = "0.0.0.0" if outside else "127.0.0.1"
@@ -180,6 +207,7 @@ def add_devices(home: Path, plan: Plan) -> None:
         (folder / PUBLIC_KEY).write_bytes(pair.public)
         shutil.copyfile(home / CERTIFICATES / AUTHORITY, folder / AUTHORITY)
         _text(folder / EXPERIMENT, plan.experiment)
+        copy_into(folder, [*plan.code, *plan.data_code])
         _text(folder / DEVICE, device_text(name, can, plan))
 
 
@@ -187,7 +215,8 @@ def device_text(name: str, can: Json, plan: Plan) -> str:
     """A device's file."""
     host = f"[{plan.hosts[0]}]" if ":" in plan.hosts[0] else plan.hosts[0]
     about: Json = {"name": name, "server": f"{host}:{plan.port}", "key": KEY, "certificate": AUTHORITY}
-    return config_toml.written(about | {"data": plan.data, "options": dict(plan.options)} | can)
+    about |= {"data": plan.data, "options": dict(plan.options), "allow": list(plan.allow)}
+    return device_file.written(about | can)
 
 
 def read(home: Path) -> Fleet:

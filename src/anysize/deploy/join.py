@@ -21,6 +21,9 @@ _WATCH_SECONDS = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a process that ended is started again
 _STEADY_SECONDS = 120.0  # a process that ran this long ended for a new reason
 
+CHECKED, REASON = "checked", "reason"
+"""Files beside the worker's settings: it has tried the device's code and data; why the device could not take part."""
+
 Say = Callable[[str], None]
 Until = Callable[[], bool]
 
@@ -51,15 +54,23 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
             "worker": [sys.executable, "-m", "anysize.deploy.worker", str(folder / "worker.json")],
         }
         say(f"{device.name} joins {device.server}")
-        keep_up(children, commands, {"FLWR_HOME": str(folder / "flower")}, say, until)
+        keep_up(children, commands, {"FLWR_HOME": str(folder / "flower")}, say, until, folder / REASON)
 
 
 def keep_up(
-    children: Children, commands: Mapping[str, Sequence[str]], more: Mapping[str, str], say: Say, until: Until
+    children: Children,
+    commands: Mapping[str, Sequence[str]],
+    more: Mapping[str, str],
+    say: Say,
+    until: Until,
+    reason: Path,
 ) -> None:
     """Run the commands, and restart those that end, after a growing pause.
 
     The network may be down for a while, and a training step may run out of memory: a device recovers by itself.
+
+    Raises:
+        ConfigError: the worker found that the device could not take part, and wrote why into the file `reason`.
     """
     began, pauses = dict.fromkeys(commands, 0.0), dict.fromkeys(commands, _FIRST_PAUSE)
     due = dict.fromkeys(commands, 0.0)
@@ -69,6 +80,8 @@ def keep_up(
             began[name] = time.monotonic()
             del due[name]
         for name, code in children.ended():
+            if reason.is_file():
+                raise ConfigError(reason.read_text(encoding="utf-8"))
             if time.monotonic() - began[name] > _STEADY_SECONDS:
                 pauses[name] = _FIRST_PAUSE
             say(f"the {name} ended with code {code}; it is started again in {pauses[name]:g} s")

@@ -24,10 +24,7 @@ def own_share(device: DeviceConfig, config: ExperimentConfig, signature: Signatu
     Raises:
         DataError: with a line for each problem.
     """
-    loader = from_function(device.data, by_name(device.data, "data set", ()), device.options)
-    if not callable(loader):
-        raise DataError(f"data = '{device.data}': its first parameter must be `device`, and it must return an az.Share")
-    share: Share = loader(device.name)
+    share = loaded(device)
     parts = {"train": share.train} | ({} if share.held_out is None else {"held_out": share.held_out})
     problems = [
         f"data = '{device.data}': {name}: {line}" for name, part in parts.items() for line in unfit(part, signature)
@@ -35,6 +32,19 @@ def own_share(device: DeviceConfig, config: ExperimentConfig, signature: Signatu
     if problems:
         raise DataError("\n".join(problems))
     return share if share.held_out is not None else held_apart(share, config.data.validation, device.name)
+
+
+def loaded(device: DeviceConfig) -> Share:
+    """What the device's own function returns.
+
+    Raises:
+        DataError: it cannot be called, or returns something else.
+    """
+    loader = from_function(device.data, by_name(device.data, "data set", ()), device.options)
+    if not callable(loader):
+        raise DataError(f"data = '{device.data}': its first parameter must be `device`, and it must return an az.Share")
+    share: Share = loader(device.name)
+    return share
 
 
 def held_apart(share: Share, part: float, name: str) -> Share:

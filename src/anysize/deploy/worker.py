@@ -30,7 +30,10 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from anysize.deploy.check import checked
 from anysize.deploy.client import answerer
+from anysize.deploy.join import CHECKED, REASON
+from anysize.errors import AnysizeError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _POLL_SECONDS = 0.1
@@ -44,7 +47,20 @@ Answer = Callable[[Message, Context], Message]
 def main(settings: Path) -> None:
     """Work until the process is stopped; `anysize join` writes the file of settings."""
     told = json.loads(settings.read_text())
+    _check(Path(told["device"]), settings.with_name(CHECKED), settings.with_name(REASON))
     work(told["runtime"], bytes.fromhex(told["secret"]), answerer(Path(told["device"])))
+
+
+def _check(device: Path, done: Path, reason: Path) -> None:
+    """Try the device's code and data once; if they do not fit, say why in a file, and end."""
+    if done.exists():  # this process was started again
+        return
+    try:
+        log.info(checked(device))
+    except AnysizeError as error:
+        reason.write_text(str(error), encoding="utf-8")
+        sys.exit(2)
+    done.touch()
 
 
 def work(address: str, secret: bytes, answer: Answer) -> None:

@@ -1,0 +1,56 @@
+"""What a device finds out before it takes part: whether its code, its data and its limits fit the experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anysize.deploy import device_file, own_data
+from anysize.deploy.affordable import Costs
+from anysize.deploy.device_file import DeviceConfig
+from anysize.deploy.folder import EXPERIMENT
+from anysize.deploy.gate import accepted, refuse_upper_bounds
+from anysize.elastic.skeleton import weightless
+from anysize.errors import AnysizeError, ConfigError
+from anysize.experiment.experiment import Experiment
+from anysize.experiment.setup import own_line
+
+
+def checked(file: Path) -> str:
+    """What the device has and can train, in words, after everything was tried once.
+
+    The experiment is the copy beside the device's file; without one, only the data is loaded.
+
+    Raises:
+        ConfigError: the device could not take part; says why and what to do.
+    """
+    device = device_file.load(file)
+    own_data.check_limits(device)
+    beside = device.path(EXPERIMENT)
+    try:
+        return _against(device, beside) if beside.is_file() else _alone(device)
+    except Exception as error:
+        first = str(error).split("\n", 1)[0]
+        why = str(error) if isinstance(error, AnysizeError) else f"{type(error).__name__}: {first}{own_line(error)}"
+        place = f"\nChecked against {beside}; if the server has another experiment by now, copy it there"
+        advice = place if beside.is_file() else ""
+        raise ConfigError(f"device '{device.name}' could not take part: {why}{advice}") from error
+
+
+def _against(device: DeviceConfig, beside: Path) -> str:
+    config = accepted(beside.read_text(encoding="utf-8"), device)
+    experiment = Experiment.from_config(config)
+    refuse_upper_bounds(experiment.method)
+    with weightless():
+        context = experiment.context.for_client()
+        share = own_data.own_share(device, config, experiment.signature)
+        costs = Costs(context, experiment.method, experiment.example, config.devices.capacity_of)
+        fitting = list(costs.allowed(device.limits, context.sizes, latency=lambda size: 0.0))
+    if not fitting:
+        raise ConfigError(f"its {device.limits} allows none of the sizes {', '.join(s.label for s in context.sizes)}")
+    held = 0 if share.held_out is None else len(share.held_out)
+    return f"{device.name}: {len(share.train)} samples to train, {held} held out; can train size {fitting[-1].label}"
+
+
+def _alone(device: DeviceConfig) -> str:
+    count = len(own_data.loaded(device).train)
+    return f"{device.name}: {count} samples; there is no {EXPERIMENT} beside its file to check them against"
