@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import small
 from anysize.client.batches import draw
 from anysize.client.objectives import make_objective, proximal
 from anysize.client.process import one_thread
 from anysize.client.work import perform
-from anysize.cost.count import Cost, measure, trained
+from anysize.cost.count import Cost, measure, trained, tried
 from anysize.data import Data
 from anysize.elastic.fast import layout
 from anysize.experiment.sizes import GRID
@@ -285,3 +286,13 @@ def test_budgets_hold_in_the_fleet_that_they_make_together() -> None:
     state = made.method.init(made.context)
     for name, most in limits.items():
         assert made.cost(made.size_of_group[name], state=state).parameters <= most
+
+
+@pytest.mark.parametrize("case", ["fedavg", "fjord", "flanc", "splitmix", "oat"])
+def test_trying_a_size_counts_what_measuring_it_counts(case: str) -> None:
+    made = small.experiment(method={"name": case}, tricks={"attack_steps": 2} if case == "oat" else {})
+    context, method = made.context, made.method
+    state = method.init(context)
+    for size in (context.sizes[0], context.sizes[-1]):
+        cost = made.cost(size, state=state)
+        assert tried(context, method, state, size, made.example) == (cost.parameters, cost.macs)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import grimp
+import pytest
 
 import anysize
 
@@ -73,3 +74,21 @@ def test_type_checkers_see_the_public_names() -> None:
     names = [name for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names]
     assert all(name.asname == name.name for name in names)
     assert sorted(name.name for name in names) == anysize.__all__
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "inspect", "compare"])
+def test_an_unknown_key_is_found_without_loading_pytorch(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text('[data]\nname = "digits"\nclinets = 3\n[model]\nname = "mlp"\n[method]\nname = "flanc"\n')
+    code = f"""
+import sys
+from anysize.__main__ import main
+sys.argv = ["anysize", "{command}", {str(file)!r}]
+try:
+    main()
+finally:
+    assert not {{"torch", "numpy", "sklearn"}} & set(sys.modules), sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2, done.stderr
+    assert "did you mean 'clients'?" in done.stderr

@@ -198,9 +198,9 @@ def compare(
 @app.command()
 def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     """Show what each device group would train, what it costs, and what leaves a device."""
+    experiment = _experiment(file, set_ or [])
     from anysize.experiment.plan import plan as make_plan
 
-    experiment = _experiment(file, set_ or [])
     with experiment.blamed("planning"):
         made = make_plan(experiment)
     if as_json:
@@ -234,9 +234,9 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
 @app.command()
 def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     """Show the model's width groups and removable blocks, and which methods can train it."""
+    experiment = _experiment(file, set_ or [])
     from anysize.experiment.inspect import inspect as look
 
-    experiment = _experiment(file, set_ or [])
     with experiment.blamed("inspection"):
         found = look(experiment)
     if as_json:
@@ -468,10 +468,13 @@ def _verdict(error: Exception) -> tuple[str, int]:
 
 
 def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
+    """The experiment in a file; its mistakes show before PyTorch is loaded."""
     from anysize.config.files import load
+
+    config = load(file, overrides)
     from anysize.experiment.experiment import Experiment
 
-    return Experiment.from_config(load(file, overrides))
+    return Experiment.from_config(config)
 
 
 def _pool(config: ExperimentConfig) -> AbstractContextManager[WorkerPool | None]:

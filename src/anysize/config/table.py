@@ -32,9 +32,7 @@ class Table(BaseModel):
       - training.schedule: unknown value 'cosin'; did you mean 'cosine'? Known: constant, cosine, step
     """
 
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
     table: ClassVar[str] = ""
     """The dotted key of the table in the file."""
     whole: ClassVar[str] = "the experiment"

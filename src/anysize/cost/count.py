@@ -83,9 +83,7 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
         size: of the client.
         example: a batch of the training batch size, real or meta; only its shapes and types matter.
     """
-    client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
-    message = method.extract(context, state, client)
-    message = replace(message, ticket=replace(message.ticket, rate=0.1))
+    message = _received(context, method, state, size, example)
     finished = method.customize(context, state, trained(method, context, size))
     network, x = hollow(finished, constants=False), example.x.to("meta")
     macs = forward_macs(network, x)
@@ -97,6 +95,34 @@ def measure(context: Context, method: Method[Any], state: Any, size: Size, examp
     )
 
 
+def tried(context: Context, method: Method[Any], state: Any, size: Size, example: Batch) -> tuple[int, int]:
+    """(parameters, multiply-adds of a forward pass) of a client of that size, as `measure` counts them.
+
+    The client takes one training step with two blank samples, so that any fault of the network or the method shows. To
+    count what a step costs would take ten times as long.
+    """
+    message = _received(context, method, state, size, example)
+    module = layout(method.build(context, message))
+    batch = Batch(*(torch.zeros(2, *part.shape[1:], dtype=part.dtype) for part in (example.x, example.y)))
+    once = replace(context, tricks=replace(context.tricks, attack_steps=1))
+    loss = client_loss(once, method, module.train(), choices=lambda count: 0)
+    loss(batch, 0).backward()  # type: ignore[no-untyped-call]
+    method.pack(module, message)
+    network = hollow(method.customize(context, state, trained(method, context, size)), constants=False)
+    return _parameters(method, module, message), forward_macs(network, batch.x.to("meta"))
+
+
+def _received(context: Context, method: Method[Any], state: Any, size: Size, example: Batch) -> SubModel:
+    """What a client of that size receives in the first round."""
+    client = Client(id=0, position=0, size=size, round=1, samples=len(example.x), seed=context.seed)
+    message = method.extract(context, state, client)
+    return replace(message, ticket=replace(message.ticket, rate=0.1))
+
+
+def _parameters(method: Method[Any], module: nn.Module, meta: SubModel) -> int:
+    return method.trained(module, meta) if isinstance(method, Masked) else trained_parameters(module)
+
+
 def training_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, int]:
     """The costs that a client can compute from the sub-model it receives, by the names of `Cost`."""
     meta = on_meta(sub_model)
@@ -104,7 +130,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
     batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
     training, held = step_cost(context, method, module, batch)
     return {
-        "parameters": method.trained(module, meta) if isinstance(method, Masked) else trained_parameters(module),
+        "parameters": _parameters(method, module, meta),
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
         "bytes_down": size_bytes(meta.tensors, meta.ticket.to_json()),

@@ -85,7 +85,18 @@ class Experiment(Setup):
         other = self.anew(config)
         other.tabulates = self.tabulates
         other._live.pop("method", None)
-        shared = ("task", "source", "tested", "shares", "described", "signature", "model", "_traced")
+        shared = (
+            "task",
+            "source",
+            "tested",
+            "shares",
+            "described",
+            "signature",
+            "model",
+            "stages",
+            "_traced",
+            "_narrowed",
+        )
         other.__dict__.update({key: self.__dict__[key] for key in shared if key in self.__dict__})
         return other
 

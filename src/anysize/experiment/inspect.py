@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from anysize.config.tables import MethodConfig
+from anysize.cost.count import tried
 from anysize.elastic.depth import why_none
 from anysize.errors import AnysizeError
 from anysize.experiment.experiment import Experiment
@@ -37,7 +38,7 @@ def inspect(experiment: Experiment) -> Json:
 
 
 def _verdict(experiment: Experiment, name: str) -> Json:
-    """Whether a method with its tricks can train this model; builds the smallest and the largest size.
+    """Whether a method with its tricks can train this model; the smallest and the largest size take a step.
 
     The experiment's method has the options of the file; any other has its defaults.
     """
@@ -51,10 +52,10 @@ def _verdict(experiment: Experiment, name: str) -> Json:
             context, method = experiment.context, experiment.method
             state = method.init(context)
             sizes = (context.sizes[0], context.sizes[-1])
-            small, large = (experiment.cost(size, context, state, method) for size in sizes)
+            small, large = (tried(context, method, state, size, experiment.example) for size in sizes)
     except AnysizeError as error:
         return {"name": name, "can": False, "why": str(error)}
-    parameters, macs = _range(small.parameters, large.parameters), _range(small.macs, large.macs)
+    parameters, macs = (_range(*ends) for ends in zip(small, large))
     return {"name": name, "can": True, "why": f"{parameters} parameters, {macs} MACs"}
 
 

@@ -424,9 +424,13 @@ class Setup:
     def _keeps_statistics(self) -> bool:
         return self.tricks.batch_norm in ("tracked", "local")
 
-    @cached_property
+    @property
     def _skeletons(self) -> dict[tuple[float, int | None], nn.Module]:
-        return {}  # narrowed once for all contexts of this experiment
+        return self._narrowed.setdefault(self._keeps_statistics, {})
+
+    @cached_property
+    def _narrowed(self) -> dict[bool, dict[tuple[float, int | None], nn.Module]]:
+        return {}  # narrowed once for all contexts of this experiment, with running statistics or without
 
     def _own_parts(self) -> list[str]:
         """The user's code in the experiment: named "module:attribute", or live."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from anysize.config.options import received, writable
@@ -159,8 +160,13 @@ def name_of(method: Method[Any]) -> str:
 
 
 def _plugins(name: str | None = None) -> dict[str, type[Method[Any]]]:
-    found = entry_points(group=_ENTRY_POINTS)
-    return {point.name: point.load() for point in found if name in (None, point.name)}
+    return {point.name: point.load() for point in _installed() if name in (None, point.name)}
+
+
+@cache
+def _installed() -> EntryPoints:
+    """The methods of other packages; to find them takes a look at every installed package."""
+    return entry_points(group=_ENTRY_POINTS)
 
 
 def _kind(name: str) -> Any:
