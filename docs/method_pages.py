@@ -23,6 +23,7 @@ import generate
 import anysize as az
 from anysize.experiment.plan import plan
 from anysize.methods import make, methods
+from anysize.report.charts import capital
 from anysize.report.tables import NARROW_SPACE, count, size_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +96,13 @@ EQUATIONS: dict[str, list[tuple[str, str]]] = {
             r"\frac{\lambda}{2} \left\| \sum_{i \in I_c} u_i v_i^{\top} \right\|_F^2",
         ),
     ],
+    "ladder": [
+        (
+            "A client trains its own width p, and a smaller one, q, that is drawn for every batch and taught by p.",
+            r"L_k = L(f_p(x), y) + (1 - t) \, L(f_q(x), y) + t \, D\left(f_q(x), f_p(x)\right)",
+        ),
+        ("Every entry is averaged over the clients that hold it.", MEAN_OF_HOLDERS),
+    ],
     "sheterofl": [
         ("A client trains all widths that it can afford.", r"L_k = \sum_{p \le R_k} L(f_p(x), y)"),
         ("Every entry is averaged over the clients whose largest width holds it.", MEAN_OF_HOLDERS),
@@ -164,7 +172,7 @@ def page(name: str) -> str:
     parts = [
         f"# {title}",
         f"`{name}`: {summary}. This page is generated from `src/anysize/methods/{name}.py`.",
-        does[:1].upper() + " ".join(does[1:].split()),
+        capital(" ".join(does.split())),
         "## What it computes",
         *(f"{words}\n\n$$\n{latex}\n$$" for words, latex in EQUATIONS[name]),
         "## Paper, notation, departures",

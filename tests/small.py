@@ -60,6 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "heterofl": {},
     "sheterofl": {},
+    "ladder": {},
     "fjord": {},
     "splitmix": {},
     "splitmix, sorted": {"sort_bases": True},

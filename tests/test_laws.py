@@ -21,6 +21,7 @@ from anysize.methods import (
     FedHM,
     FjORD,
     HeteroFL,
+    Ladder,
     Method,
     OrigDrop,
     PriSM,
@@ -166,6 +167,7 @@ METHODS: dict[str, Method[Any]] = {
     "origdrop": OrigDrop(),
     "fjord": FjORD(),
     "sheterofl": SHeteroFL(),
+    "ladder": Ladder(),
     "splitmix": SplitMix(),
     "elf": ELF(proxy=0.3, proxy_epochs=1),
     "oat": OAT(),
@@ -232,7 +234,7 @@ RUN_TOO = ("flanc with ordered dropout", "prism with averaged momentum", "splitm
     "method, model",
     small.fast_if(
         lambda method, model: model == RUN or method == "heterofl",
-        ["heterofl", "flanc", "prism", "fedhm", "fjord"],
+        ["heterofl", "flanc", "prism", "fedhm", "fjord", "ladder"],
         MODELS,
     ),
 )

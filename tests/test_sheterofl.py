@@ -1,4 +1,4 @@
-"""SHeteroFL: the sum of all affordable widths' losses, HeteroFL's aggregation, statistics per width."""
+"""SHeteroFL: the sum of all affordable widths' losses; and what Ladder shares: HeteroFL's mean, own statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import anysize as az
 from anysize.client.objectives import make_objective
 from anysize.elastic.slicing import narrow
 from anysize.errors import MethodError
-from anysize.methods import Client, FedAvg, HeteroFL, SHeteroFL
+from anysize.methods import Client, FedAvg, HeteroFL, Ladder, Method, SHeteroFL
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
 from anysize.tasks import task
@@ -55,8 +55,8 @@ def test_a_step_follows_the_sum_of_all_affordable_widths_losses() -> None:
         torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_every_entry_is_averaged_over_the_clients_whose_largest_width_has_it() -> None:
-    method = SHeteroFL()
+@pytest.mark.parametrize("method", [SHeteroFL(), Ladder()], ids=repr)
+def test_every_entry_is_averaged_over_the_clients_whose_largest_width_has_it(method: Method[Any]) -> None:
     context = context_of(method, [0.25, 0.5, 1.0])
     state = method.init(context)
     about = [{"width": 0.5, "samples": 4}, {"width": 0.25, "samples": 1}, {"width": 0.5, "samples": 3}]
@@ -67,8 +67,9 @@ def test_every_entry_is_averaged_over_the_clients_whose_largest_width_has_it() -
         np.testing.assert_allclose(after[name], mean_over_holders(old.numpy(), parts), rtol=1e-5, atol=1e-6)
 
 
-def test_every_width_has_statistics_of_its_own() -> None:
-    trial = make_trial(SHeteroFL(), None, (0.25, 0.5, 1.0), {"batch_norm": "tracked"})
+@pytest.mark.parametrize("method", [SHeteroFL(), Ladder()], ids=repr)
+def test_every_width_has_statistics_of_its_own(method: Method[Any]) -> None:
+    trial = make_trial(method, None, (0.25, 0.5, 1.0), {"batch_norm": "tracked"})
     updates = trial.trained()
     state = trial.method.aggregate(trial.context, trial.state, iter(updates))
     means = {width: tensors["1.running_mean"] for width, tensors in state.statistics.items()}

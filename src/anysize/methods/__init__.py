@@ -32,6 +32,7 @@ from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
 from anysize.methods.kit import checked, class_weights, cut, first_tensors, nested, paste, sub_model
+from anysize.methods.ladder import Ladder
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Ticket, Update
 from anysize.methods.oat import OAT
@@ -60,6 +61,7 @@ __all__ = [
     "FjORD",
     "HeteroFL",
     "Judge",
+    "Ladder",
     "Levels",
     "Masked",
     "Method",
@@ -101,6 +103,7 @@ _METHODS: dict[str, type[Method[Any]]] = {
     "fjord": FjORD,
     "flanc": FLANC,
     "heterofl": HeteroFL,
+    "ladder": Ladder,
     "oat": OAT,
     "origdrop": OrigDrop,
     "prism": PriSM,

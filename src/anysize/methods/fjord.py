@@ -45,6 +45,7 @@ from anysize.methods.kit import (
     checked,
     class_weights,
     cut,
+    loss_and_answers,
     nested,
     nested_parts,
     parts_within,
@@ -111,14 +112,11 @@ class FjORD(Method[FjORDState], Parted):
         drawn = step.choose(len(module))
         if not self.distillation:
             return step.objective(module.at(drawn), batch)
-        answers: list[Tensor] = []
-        heard = module.network.register_forward_hook(lambda network, inputs, output: answers.append(output))
-        loss = step.objective(module.network, batch)
-        heard.remove()
+        loss, answers = loss_and_answers(module.network, batch, step)
         if drawn == len(module) - 1:
             return loss
         assert step.distillation is not None
-        return loss + step.distillation(module.at(drawn), batch, answers[-1])
+        return loss + step.distillation(module.at(drawn), batch, answers)
 
     def aggregate(self, context: Context, state: FjORDState, updates: Iterable[Update]) -> FjORDState:
         """Algorithm 1: every entry is averaged over the clients that hold it, statistics over those of their width."""

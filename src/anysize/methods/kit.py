@@ -16,6 +16,7 @@ from anysize.elastic.views import Nested
 from anysize.errors import MethodError
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Ticket, Update
+from anysize.methods.training import Batch, Step
 from anysize.wire import Tensors
 
 
@@ -128,6 +129,15 @@ def nested(context: Context, sub_model: SubModel, own: Collection[str] = ()) -> 
     """
     widths = [sub_model.width] if sub_model.finished else widths_up_to(context, sub_model.width)
     return Nested([context.skeleton(width) for width in widths], context.axes, widths, own)
+
+
+def loss_and_answers(network: nn.Module, batch: Batch, step: Step) -> tuple[Tensor, Tensor]:
+    """The objective of a network, and its outputs in that pass, which another one can learn from."""
+    answers: list[Tensor] = []
+    heard = network.register_forward_hook(lambda network, inputs, output: answers.append(output))
+    loss = step.objective(network, batch)
+    heard.remove()
+    return loss, answers[-1]
 
 
 def class_weights(context: Context, update: Update) -> Tensor | None:
