@@ -10,9 +10,8 @@ from anysize.deploy.device_file import DeviceConfig
 from anysize.deploy.folder import EXPERIMENT
 from anysize.deploy.gate import accepted, refuse_upper_bounds
 from anysize.elastic.skeleton import weightless
-from anysize.errors import AnysizeError, ConfigError
+from anysize.errors import AnysizeError, ConfigError, told
 from anysize.experiment.experiment import Experiment
-from anysize.experiment.setup import own_line
 
 
 def checked(file: Path) -> str:
@@ -29,8 +28,7 @@ def checked(file: Path) -> str:
     try:
         return _against(device, beside) if beside.is_file() else _alone(device)
     except Exception as error:
-        first = str(error).split("\n", 1)[0]
-        why = str(error) if isinstance(error, AnysizeError) else f"{type(error).__name__}: {first}{own_line(error)}"
+        why = str(error) if isinstance(error, AnysizeError) else told(error)
         place = f"\nChecked against {beside}; if the server has another experiment by now, copy it there"
         advice = place if beside.is_file() else ""
         raise ConfigError(f"device '{device.name}' could not take part: {why}{advice}") from error
