@@ -119,13 +119,18 @@ EQUATIONS: dict[str, list[tuple[str, str]]] = {
 
 
 class Results(NamedTuple):
-    """A CSV of measured results, and what to say about it; `only` picks lines by columns, `named` names a method."""
+    """A CSV of measured results, and what to say about it.
+
+    `only` picks lines by columns; `named` is the method of all lines, `labels` what the file calls a method as it is by
+    default.
+    """
 
     path: str
     words: str
     about: str
     only: Mapping[str, str] = MappingProxyType({})
     named: str | None = None
+    labels: Mapping[str, str] = MappingProxyType({})
 
 
 RESULTS = (
@@ -145,6 +150,7 @@ RESULTS = (
         "a quarter of Fashion-MNIST, iid, keep ratio 0.2, 30 rounds",
         "experiments/prism/README.md",
         {"split": "iid", "keep": "0.2"},
+        labels={"prism": "prism zero"},
     ),
     Results(
         "experiments/splitmix/results/classes.csv",
@@ -273,7 +279,7 @@ def measured(source: Results, name: str) -> Iterator[str]:
     """A line of the table of results, if the CSV has the method."""
     with (ROOT / source.path).open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if all(line[key] == value for key, value in source.only.items())]
-    own = [line for line in lines if source.named == name or line.get("method") == name]
+    own = [line for line in lines if source.named == name or line.get("method") == source.labels.get(name, name)]
     by_size: dict[str, list[float]] = {}
     last = max((int(line["round"]) for line in own if "round" in line), default=None)
     for line in own:
