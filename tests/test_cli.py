@@ -143,7 +143,7 @@ def test_plan_shows_budgets_what_is_shipped_and_groups_that_train_the_same(call:
     assert {name: group["same_as"] for name, group in planned.items()} == {"watch": None, "phone": None, "pad": "phone"}
     _, out, _ = call("plan", file)
     lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
-    assert "macs 2.0 M, inference_bytes 1.0 MB" in lines["phone"]
+    assert "Budget, phone: macs 2.0 M, inference_bytes 1.0 MB." in out
     assert ["(as phone)" in lines[name] for name in budgets] == [False, False, True]
     assert "(as A): this group trains the same network" in out
 

@@ -33,7 +33,7 @@ from anysize.cli.arguments import (
     whole_number,
 )
 from anysize.cli.printing import (
-    budget_text,
+    budget_lines,
     bytes_text,
     domains_line,
     out,
@@ -210,15 +210,15 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
         return
     if made["table"] is not None:
         print_look_up(made["table"])
-    budgets = any(group["budget"] for group in made["groups"])
-    table = Table("group", "clients", *(["budget"] if budgets else []), "size", box=None, header_style="bold")
+    table = Table("group", "clients", "size", box=None, header_style="bold")
     for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up", "shipped"):
         table.add_column(column, justify="right")
     for group in made["groups"]:
-        about = [group["name"], str(group["clients"] or "any"), *([budget_text(group["budget"])] if budgets else [])]
         cells = ["sits out"] if group["sits_out"] is not None else planned_cells(group["sizes"], group["same_as"])
-        table.add_row(*map(escape, [*about, *cells]))
+        table.add_row(*map(escape, [group["name"], str(group["clients"] or "any"), *cells]))
     out.print(table)
+    for text in budget_lines(made["groups"]):
+        say(text)
     say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
     say("Activations: held by a training step. Bytes: per client and round. Shipped: inference_bytes of the result.")
     if any(group["same_as"] for group in made["groups"]):

@@ -87,13 +87,17 @@ def planned_cells(sizes: Sequence[Mapping[str, Any]], same_as: str | None = None
     return [size if same_as is None else f"{size} (as {same_as})", *costs]
 
 
-def budget_text(budget: Mapping[str, float] | None) -> str:
-    """A budget in a few words.
+def budget_lines(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each device group that has a budget.
 
-    >>> budget_text({"macs": 2e6, "inference_bytes": 40000, "latency_ms": 5.0})
-    'macs 2.0 M, inference_bytes 40.0 kB, latency_ms 5'
+    >>> budget_lines([{"name": "cam", "budget": {"macs": 2e6, "inference_bytes": 40000, "latency_ms": 5.0}}])
+    ['', 'Budget, cam: macs 2.0 M, inference_bytes 40.0 kB, latency_ms 5.']
     """
-    return ", ".join(f"{unit} {_limit_text(unit, limit)}" for unit, limit in (budget or {}).items()) or "-"
+    lines = []
+    for group in groups:
+        limits = (f"{unit} {_limit_text(unit, limit)}" for unit, limit in (group["budget"] or {}).items())
+        lines += [f"Budget, {group['name']}: {', '.join(limits)}."] if group["budget"] else []
+    return ["", *lines] if lines else []
 
 
 def _limit_text(unit: str, limit: float) -> str:

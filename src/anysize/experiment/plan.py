@@ -68,8 +68,9 @@ def _trains(experiment: Experiment, size: Size, cost: Cost) -> Json:
 
 
 def _alike(some: list[Json], others: list[Json]) -> bool:
-    """Whether two device groups train the same networks, whatever their labels."""
-    return [{**size, "size": None} for size in some] == [{**size, "size": None} for size in others]
+    """Whether two device groups train the same networks, whatever these are called."""
+    network = ("width", "depth", "mask", "parameters", "macs")
+    return [[size[key] for key in network] for size in some] == [[size[key] for key in network] for size in others]
 
 
 def domains_of(experiment: Experiment) -> dict[str, int] | None:
