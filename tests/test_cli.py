@@ -15,6 +15,7 @@ import pytest
 
 import anysize as az
 import small
+from anysize.config.toml import written
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -125,6 +126,45 @@ def test_plan_as_json_has_the_documented_keys(call: Call, source: Path) -> None:
 def test_plan_shows_the_width_that_is_really_trained(call: Call, source: Path) -> None:
     _, out, _ = call("plan", source, "--json", "--set", "method.name=fedavg")
     assert [group["width"] for group in json.loads(out)["groups"]] == [0.5, 0.5]
+
+
+def test_plan_shows_budgets_what_is_shipped_and_groups_that_train_the_same(call: Call, tmp_path: Path) -> None:
+    watch, phone, pad = {"inference_bytes": 3000.0}, {"inference_bytes": 1e6, "macs": 2e6}, {"macs": 2e6}
+    budgets = {"watch": watch, "phone": phone, "pad": pad}
+    groups = [{"name": name, "clients": 2, "budget": budget} for name, budget in budgets.items()]
+    tables = small.config(method={"name": "heterofl"}).to_dict() | {"devices": {"groups": groups}}
+    file = tmp_path / "budgets.toml"
+    file.write_text(written(tables))
+    _, out, _ = call("plan", file, "--json")
+    planned = {group["name"]: group for group in json.loads(out)["groups"]}
+    # A result of dense layers is its weights and biases, four bytes each.
+    assert all(group["inference_bytes"] == 4 * group["parameters"] for group in planned.values())
+    assert planned["watch"]["inference_bytes"] <= 3000 < planned["phone"]["inference_bytes"]
+    assert {name: group["same_as"] for name, group in planned.items()} == {"watch": None, "phone": None, "pad": "phone"}
+    _, out, _ = call("plan", file)
+    lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
+    assert "Budget, phone: macs 2.0 M, inference_bytes 1.0 MB." in out
+    assert ["(as phone)" in lines[name] for name in budgets] == [False, False, True]
+    assert "(as A): this group trains the same network" in out
+
+
+def test_plan_names_the_data_groups_of_a_natural_split(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "wards.py").write_text(
+        "import numpy as np\nimport anysize as az\nfrom anysize.data import TensorPart\n"
+        "def load():\n"
+        "    x, y = np.ones((90, 8), dtype=np.float32), np.arange(90) % 3\n"
+        "    part = TensorPart(x, y, group=np.array(['ward', 'field', 'lab'])[np.arange(90) // 30])\n"
+        "    return az.Data(train=part, test=part)\n"
+    )
+    file = tmp_path / "natural.toml"
+    data = {"name": "wards:load", "split": "natural", "domains": ["ward", "field"], "clients": 5}
+    file.write_text(written({"data": data, "model": {"name": "mlp"}, "method": {"name": "heterofl"}}))
+    code, out, err = call("plan", file)
+    assert code == 0, err
+    assert "Clients by data group: ward 3, field 2." in out
 
 
 def test_plan_says_what_leaves_a_device(call: Call, source: Path) -> None:

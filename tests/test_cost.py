@@ -290,7 +290,8 @@ def test_budgets_hold_in_the_fleet_that_they_make_together() -> None:
 
 @pytest.mark.parametrize("case", ["fedavg", "fjord", "flanc", "splitmix", "oat"])
 def test_trying_a_size_counts_what_measuring_it_counts(case: str) -> None:
-    made = small.experiment(method={"name": case}, tricks={"attack_steps": 2} if case == "oat" else {})
+    attacked = {"model": {"name": "small-cnn", "options": {"channels": [4, 8]}}, "tricks": {"attack_steps": 2}}
+    made = small.experiment(method={"name": case}, **(attacked if case == "oat" else {}))
     context, method = made.context, made.method
     state = method.init(context)
     for size in (context.sizes[0], context.sizes[-1]):

@@ -42,6 +42,7 @@ from anysize.data import (
     split,
     stand_in,
     to_input,
+    without_files,
 )
 from anysize.errors import ConfigError, DataError
 from anysize.rng import generator
@@ -638,11 +639,15 @@ def test_unknown_names_and_options_get_the_nearest_match(folder):
         load("shakespeare", {"sequence_lenght": 3})
 
 
-def test_every_known_set_has_a_summary(folder):
+def test_only_sets_that_can_be_loaded_are_listed_each_with_a_summary(folder):
     names = [name for name, _ in datasets()]
-    assert names == sorted(names)
-    assert {"digits", "fashion-mnist", "mnist", "cifar10", "shakespeare", "imdb", "digits-domains"} <= set(names)
+    assert names == sorted(names) == ["cifar10", "cifar100", "digit-pairs", "digits", "fashion-mnist", "mnist"]
     assert all(summary.endswith(".") for _, summary in datasets())
+    missing = without_files()
+    assert missing["imdb"] == ["imdb.jsonl.xz"]
+    assert missing["digits-domains"] == ["usps.npz", "mnist-m.npz"], "mnist is downloaded"
+    (folder / "imdb.jsonl.xz").write_bytes(b"")
+    assert "imdb" in dict(datasets())
 
 
 @needs_files

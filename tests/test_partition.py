@@ -227,8 +227,18 @@ def test_domains_come_to_the_clients_in_the_order_asked_for():
     assert {i % 3 for i in ids(shares.share(0).train)} == {2}
     alphabetical = split(data, 6, "natural")
     assert ids(alphabetical.share(4).train) == ids(shares.share(0).train)  # who has which samples stays
-    with pytest.raises(DataError, match="must list every data group of the data once: g000, g001, g002"):
-        split(data, 6, "natural", domains=["g002", "g000"])
+
+
+def test_only_the_domains_that_are_named_are_used():
+    data = make_data(900, groups=3)
+    shares = split(data, 4, "natural", domains=["g002", "g000"])
+    assert [shares.group_of(client) for client in range(4)] == ["g002", "g002", "g000", "g000"]
+    assert {i % 3 for client in range(4) for i in ids(shares.share(client).train)} == {2, 0}
+    assert len(shares.used) == 600
+    with pytest.raises(DataError, match=r"there is no g009; name data groups of the data once each: g000, g001, g002"):
+        split(data, 6, "natural", domains=["g002", "g009"])
+    with pytest.raises(DataError, match="one is there twice"):
+        split(data, 6, "natural", domains=["g002", "g002"])
 
 
 def test_groups_may_be_numbers():

@@ -33,7 +33,9 @@ from anysize.cli.arguments import (
     whole_number,
 )
 from anysize.cli.printing import (
+    budget_lines,
     bytes_text,
+    domains_line,
     out,
     planned_cells,
     print_attacked,
@@ -209,16 +211,20 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if made["table"] is not None:
         print_look_up(made["table"])
     table = Table("group", "clients", "size", box=None, header_style="bold")
-    for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up"):
+    for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up", "shipped"):
         table.add_column(column, justify="right")
     for group in made["groups"]:
-        if group["sits_out"] is not None:
-            table.add_row(escape(group["name"]), str(group["clients"] or "any"), "sits out")
-            continue
-        table.add_row(escape(group["name"]), str(group["clients"] or "any"), *planned_cells(group["sizes"]))
+        cells = ["sits out"] if group["sits_out"] is not None else planned_cells(group["sizes"], group["same_as"])
+        table.add_row(*map(escape, [group["name"], str(group["clients"] or "any"), *cells]))
     out.print(table)
+    for text in budget_lines(made["groups"]):
+        say(text)
     say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
-    say("Activations: held by a training step. Bytes: per client and round.")
+    say("Activations: held by a training step. Bytes: per client and round. Shipped: inference_bytes of the result.")
+    if any(group["same_as"] for group in made["groups"]):
+        say("(as A): this group trains the same network as group A.")
+    if made["domains"]:
+        say(domains_line(made["domains"]))
     for text in ways_lines(made["groups"]):
         say(text)
     if any(len(group["sizes"]) > 1 for group in made["groups"]):
@@ -396,10 +402,14 @@ def models(as_json: AsJson = False) -> None:
 
 @app.command()
 def datasets(as_json: AsJson = False) -> None:
-    """List the data sets."""
+    """List the data sets that can be loaded here: bundled, found as files, or to be downloaded."""
     from anysize.data import datasets as known
+    from anysize.data import without_files
 
     print_list(known(), as_json)
+    if not as_json and (missing := without_files()):
+        needed = "; ".join(f"{name} ({', '.join(files)})" for name, files in missing.items())
+        print_notices([f"known, but without their files in {_data_folder()}: {needed}"])
 
 
 @app.command()
@@ -475,6 +485,13 @@ def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     from anysize.experiment.experiment import Experiment
 
     return Experiment.from_config(config)
+
+
+def _data_folder() -> str:
+    """The first folder in which data files are looked for."""
+    from anysize.data.files import search_folders
+
+    return str(search_folders()[0])
 
 
 def _pool(config: ExperimentConfig) -> AbstractContextManager[WorkerPool | None]:

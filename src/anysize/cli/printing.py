@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _WIDTH = None if sys.stdout.isatty() else 140  # a file or a pipe has no width
 
 
+_DOMAINS = 8  # data groups that are listed by name
+
+
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 
 
@@ -77,10 +80,37 @@ def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
     say("")
 
 
-def planned_cells(sizes: Sequence[Mapping[str, Any]]) -> list[str]:
+def planned_cells(sizes: Sequence[Mapping[str, Any]], same_as: str | None = None) -> list[str]:
     """What a device group trains, and what that costs: from its smallest size to its largest, if it has several."""
     ends = [_planned(sizes[0]), _planned(sizes[-1])]
-    return [first if first == last else f"{first} to {last}" for first, last in zip(*ends)]
+    size, *costs = [first if first == last else f"{first} to {last}" for first, last in zip(*ends)]
+    return [size if same_as is None else f"{size} (as {same_as})", *costs]
+
+
+def budget_lines(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each device group that has a budget.
+
+    >>> budget_lines([{"name": "cam", "budget": {"macs": 2e6, "inference_bytes": 40000, "latency_ms": 5.0}}])
+    ['', 'Budget, cam: macs 2.0 M, inference_bytes 40.0 kB, latency_ms 5.']
+    """
+    lines = []
+    for group in groups:
+        limits = (f"{unit} {_limit_text(unit, limit)}" for unit, limit in (group["budget"] or {}).items())
+        lines += [f"Budget, {group['name']}: {', '.join(limits)}."] if group["budget"] else []
+    return ["", *lines] if lines else []
+
+
+def _limit_text(unit: str, limit: float) -> str:
+    if unit == "latency_ms":
+        return f"{limit:g}"
+    return bytes_text(limit) if unit.endswith("bytes") else count_text(limit)
+
+
+def domains_line(domains: Mapping[str, int]) -> str:
+    """Which data groups there are, and how many clients have each; of many, the first."""
+    first = list(domains.items())[:_DOMAINS]
+    more = f" and {len(domains) - len(first)} more" if len(domains) > len(first) else ""
+    return f"Clients by data group: {', '.join(f'{name} {clients}' for name, clients in first)}{more}."
 
 
 def _planned(size: Mapping[str, Any]) -> list[str]:
@@ -89,7 +119,7 @@ def _planned(size: Mapping[str, Any]) -> list[str]:
         shape_text(size),
         f"{size['parameters']:,}",
         *counts,
-        *(bytes_text(size[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")),
+        *(bytes_text(size[key]) for key in ("activation_bytes", "bytes_down", "bytes_up", "inference_bytes")),
     ]
 
 

@@ -45,7 +45,9 @@ class DataConfig(Table):
     test: Name | None = None
     """With name = "devices": the server's test data, the test part of a data set's name or `"module:function"`."""
     clients: Count | None = None
-    """How many clients share the data; needed unless the split is natural or each device has its own."""
+    """How many clients share the data; needed unless the split is natural or each device has its own. With split =
+    "natural", absent: one for each data group. Fewer than groups: one group each, drawn at random, and the other groups
+    are not used. More: every group is divided evenly among its clients."""
     split: Literal["iid", "classes", "dirichlet", "natural"] = "iid"
     """How the training data is divided among the clients."""
     classes_per_client: Count | None = None
@@ -59,7 +61,8 @@ class DataConfig(Table):
     groups_per_client: Count | None = None
     """With split = "natural": the most data groups (roles, writers) that one client gets; absent: one."""
     domains: Names = ()
-    """With split = "natural": every data group's name, in the order in which clients get them; absent: sorted."""
+    """With split = "natural": the names of the data groups that are used, in the order in which clients get them;
+    absent: all, sorted. Test data is not restricted: `evaluation.by_domain` tells them apart."""
     fraction: Part = 1.0
     """The fraction of the training data that is used."""
     validation: BelowOne = 0.0

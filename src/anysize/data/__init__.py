@@ -1,7 +1,7 @@
 """Data sets by name, and their division among clients."""
 
 from anysize.data.augment import augment
-from anysize.data.named import facts, stand_in
+from anysize.data.named import datasets, facts, stand_in, without_files
 from anysize.data.partition import SPLITS, DeviceShares, RemoteShares, Shares, split
 from anysize.data.parts import (
     Data,
@@ -15,7 +15,7 @@ from anysize.data.parts import (
     groups_of,
     to_input,
 )
-from anysize.data.sources import datasets, defaults, from_function, load
+from anysize.data.sources import defaults, from_function, load
 
 __all__ = [
     "SPLITS",
@@ -40,4 +40,5 @@ __all__ = [
     "split",
     "stand_in",
     "to_input",
+    "without_files",
 ]

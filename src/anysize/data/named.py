@@ -7,6 +7,7 @@ of the corpus that the papers use: about right, which is enough for a plan.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,12 @@ class Facts:
     @property
     def here(self) -> bool:
         """Whether the data is on this machine."""
-        return all((files.locate(file) or files.locate_folder(file)) is not None for file in self.files)
+        return not self.missing
+
+    @property
+    def missing(self) -> list[str]:
+        """Those of its files and folders that are not on this machine."""
+        return [file for file in self.files if (files.locate(file) or files.locate_folder(file)) is None]
 
 
 def facts(name: str, options: Mapping[str, Any] | None = None) -> Facts | None:
@@ -59,6 +65,34 @@ def facts(name: str, options: Mapping[str, Any] | None = None) -> Facts | None:
     source = sources.named()[name]
     known = defaults(source)
     return _FACTS[name](**received(known, known | dict(options or {})))
+
+
+def datasets() -> list[tuple[str, str]]:
+    """The name of every data set that can be loaded, and one line on it.
+
+    Those without a name of ours, found as files, come after the others.
+
+    >>> dict(datasets())["digits"]
+    'Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.'
+    """
+    missing = without_files()
+    known = [(name, source) for name, source in sorted(sources.named().items()) if name not in missing]
+    told = [(name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in known]
+    found = [(name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in sources.named()]
+    return told + sorted(found)
+
+
+def without_files() -> dict[str, list[str]]:
+    """The named data sets that cannot be loaded, each with the files that are missing and that nothing downloads."""
+    found = {}
+    for name, source in sorted(sources.named().items()):
+        known = facts(name)
+        needed = [] if known is None or "url" in inspect.signature(source).parameters else known.missing
+        # A set of several domains needs the files of each; some of these can be downloaded.
+        fetched = {f"{other}.npz" for other, maker in sources.named().items() if "url" in defaults(maker)}
+        if left := [file for file in needed if file not in fetched]:
+            found[name] = left
+    return found
 
 
 def stand_in(name: str, options: Mapping[str, Any] | None = None) -> Data | None:

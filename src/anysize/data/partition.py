@@ -221,7 +221,8 @@ def split(
         equal: for "dirichlet": all clients have equally many samples.
         groups_per_client: for "natural": at most so many data groups to a client; if there are too few for all
             clients, they are dealt evenly.
-        domains: for "natural": the names of all data groups, in the order in which clients get them; empty: sorted.
+        domains: for "natural": the names of the data groups that are used, in the order in which clients get them;
+            empty: all, sorted.
         validation: the fraction of each share that the client holds out, at least one sample of two.
         fraction: the fraction of the training samples that is used at all.
         seed: every choice follows from it.
@@ -369,7 +370,7 @@ def deal(labels: Indices, counts: Indices) -> tuple[Indices, Indices]:
 def _members(
     groups: Any, fraction: float, domains: Sequence[str], rng: np.random.Generator
 ) -> tuple[list[str], list[Indices]]:
-    """The names of the data groups in the order of `domains`, or sorted, and the samples of each, shuffled."""
+    """The names of the data groups of `domains`, or of all, sorted, and the samples of each, shuffled."""
     names, code = np.unique(groups, return_inverse=True)
     shuffled = rng.permutation(len(code))
     members = np.split(shuffled[np.argsort(code[shuffled], kind="stable")], np.cumsum(np.bincount(code))[:-1])
@@ -469,17 +470,19 @@ def _setting_problems(
 
 def _natural_problems(groups: Any, clients: int | None, each: int, domains: Sequence[str]) -> list[str]:
     present = [str(name) for name in np.unique(groups)]
-    problems = []
+    used, problems = len(domains or present), []
     if each < 1:
         problems.append(f"groups_per_client is {each}; at least 1 is needed")
-    elif each > 1 and clients is not None and clients > len(present):
+    elif each > 1 and clients is not None and clients > used:
         problems.append(
-            f"groups_per_client is {each}, but there are {clients} clients and only {len(present)} data groups; "
+            f"groups_per_client is {each}, but there are {clients} clients and only {used} data groups; "
             "use fewer clients, or one group per client, which clients then share"
         )
-    if domains and sorted(domains) != sorted(present):
+    strange = [name for name in domains if name not in present]
+    if strange or len(set(domains)) < len(domains):
         shown = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
-        problems.append(f"domains is {list(domains)}; it must list every data group of the data once: {shown}")
+        wrong = f"there is no {', '.join(strange)}" if strange else "one is there twice"
+        problems.append(f"domains is {list(domains)}, but {wrong}; name data groups of the data once each: {shown}")
     return problems
 
 

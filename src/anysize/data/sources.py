@@ -129,17 +129,6 @@ def defaults(name: str) -> dict[str, Any]:
     return {option: value for option, value in writable(defaults_of(source)).items() if option not in given}
 
 
-def datasets() -> list[tuple[str, str]]:
-    """Every data set's name, and one line on it; data sets found as files come after the built-in ones.
-
-    >>> dict(datasets())["digits"]
-    'Handwritten digits, 8 x 8, bundled: 1,438 / 359 samples, 10 classes.'
-    """
-    known = [(name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in sorted(_SOURCES.items())]
-    found = [(name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in _SOURCES]
-    return known + sorted(found)
-
-
 def named() -> Mapping[str, Callable[..., Data]]:
     """The functions of the data sets that have a name here."""
     return _SOURCES

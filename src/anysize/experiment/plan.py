@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, fields
 
 from anysize.cost.count import Cost, trained
@@ -22,13 +23,15 @@ def plan(experiment: Experiment) -> Json:
     """The plan as one JSON object: groups, the look-up table, what leaves a device, statistics, notices.
 
     A group whose budget changes trains one of its "sizes" in each round; what stands beside these is of the largest.
+    "same_as" names the first group that trains the same. "domains" counts the clients of each data group in a natural
+    split where a client has one.
     """
     experiment.check_options()
     planned, experiment = experiment, experiment.without_data()
     context = experiment.context
     state = experiment.method.init(context)
     costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
-    groups = []
+    groups: list[Json] = []
     for group in experiment.fleet.groups:
         sizes = [_trains(experiment, size, costs[size.label]) for size in experiment.sizes_of(group)]
         about: Json = {
@@ -39,11 +42,13 @@ def plan(experiment: Experiment) -> Json:
             "sits_out": experiment.sits_out(group),
         }
         largest = sizes[-1] if sizes else _NOTHING
-        groups.append(about | largest | {"sizes": sizes})
+        same = next((other["name"] for other in groups if sizes and _alike(other["sizes"], sizes)), None)
+        groups.append(about | largest | {"sizes": sizes, "same_as": same})
     table = context.table
     return {
         "groups": groups,
         "table": None if table is None else [entry.to_json() for entry in table.best_first],
+        "domains": domains_of(experiment),
         "leaves_the_device": leaves_the_device(experiment),
         "statistics": estimates(experiment, state),
         "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
@@ -60,6 +65,19 @@ def _trains(experiment: Experiment, size: Size, cost: Cost) -> Json:
         "mask": size.mask,
         "ways": dict(method.ways(context, size)) if isinstance(method, Factored) else {},
     } | asdict(cost)
+
+
+def _alike(some: list[Json], others: list[Json]) -> bool:
+    """Whether two device groups train the same networks, whatever these are called."""
+    network = ("width", "depth", "mask", "parameters", "macs")
+    return [[size[key] for key in network] for size in some] == [[size[key] for key in network] for size in others]
+
+
+def domains_of(experiment: Experiment) -> dict[str, int] | None:
+    """How many clients have each data group (writer, role, domain), in their order; None if clients mix them."""
+    shares = experiment.shares
+    names = [shares.group_of(client) for client in range(len(shares))]
+    return dict(Counter(name for name in names if name is not None)) or None
 
 
 def _unmeasurable(experiment: Experiment) -> list[str]:

@@ -339,7 +339,8 @@ class Setup:
 
     def _proxy_order(self, data: Data) -> Tensor:
         """The training samples that the server may hold, in a random order; of a split data set, those in use."""
-        split = data is self.source and self.config.data.fraction < 1
+        some = self.config.data.fraction < 1 or (self.config.data.domains and len(self.shares.used) < len(data.train))
+        split = data is self.source and some
         used = self.shares.used if split else torch.arange(len(data.train))
         return used[torch.randperm(len(used), generator=generator(self.config.seed, "proxy"))]
 
