@@ -398,7 +398,18 @@ def test_the_benchmark_has_every_method_in_every_setting_with_three_seeds(name: 
     assert config.compare is not None
     found = cells(config)
     methods = {cell.config.method.name for cell in found}
-    assert methods == {"fedavg", "heterofl", "splitmix", "flanc", "fjord", "sheterofl", "prism", "fedhm", "origdrop"}
+    assert methods == {
+        "fedavg",
+        "heterofl",
+        "splitmix",
+        "flanc",
+        "fjord",
+        "sheterofl",
+        "ladder",
+        "prism",
+        "fedhm",
+        "origdrop",
+    }
     for setting in config.compare.settings:
         own = [cell for cell in found if cell.setting == setting]
         assert {cell.seed for cell in own} == {0, 1, 2}
