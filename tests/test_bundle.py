@@ -316,7 +316,7 @@ def test_threads_that_switch_and_predict_at_once_get_whole_networks(sliced: tupl
 
     def work(number: int) -> None:
         try:
-            for turn in range(30):
+            for turn in range(10):
                 network.switch(network.sizes[(turn * (number + 1)) % 4])
                 outputs = network(x)
                 assert any(torch.allclose(outputs, one, atol=1e-6) for one in allowed)
