@@ -8,11 +8,13 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -28,7 +30,8 @@ from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow, take
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
-from anysize.exports.bundle import Entry, write_bundle
+from anysize.exports.bundle import write_bundle
+from anysize.exports.packing import Entry
 from anysize.runtime import BundleError, load
 from topologies import TOPOLOGIES
 
@@ -184,7 +187,7 @@ def test_a_size_reads_no_more_of_the_file_than_it_needs(
     network.switch("0.5")
     assert before < len(read)
     held = {tensor.untyped_storage().data_ptr() for tensor in read}
-    big = [tensor for tensor in network._tensors if tensor.numel() > 1000]
+    big = [tensor for tensor in network._in_use.tensors if tensor.numel() > 1000]
     assert big
     assert all(tensor.untyped_storage().data_ptr() in held for tensor in big)  # views of the full size's tensors
 
@@ -197,6 +200,181 @@ def test_forgetting_frees_the_networks_that_are_not_in_use(sliced: tuple[az.Run,
     network.forget()
     assert list(network._ready) == [("1.0", None)]
     assert torch.equal(network.switch("0.5")(x), before)
+
+
+# What a size costs, and which one fits ------------------------------------------------------------------
+
+
+def test_the_bundle_states_what_every_size_costs_and_what_its_metrics_are(sliced: tuple[az.Run, Path]) -> None:
+    run, path = sliced
+    choices = load(path).choices
+    evaluated = run.evaluate()
+    assert [choice.size for choice in choices] == ["0.25", "0.5", "0.75", "1.0"]
+    for choice in choices:
+        network = run.customize(choice.size)
+        assert choice.robustness is None
+        assert choice.costs["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+        assert choice.costs["inference_bytes"] == tensor_bytes(tensors_of(network))
+        assert choice.costs["macs"] == run.cost(run.size(choice.size)).macs
+        assert choice.metrics["accuracy"] == pytest.approx(evaluated[choice.size]["accuracy"], abs=1e-9)
+        assert choice.float32 == {}
+        assert "latency_ms" not in choice.costs
+
+
+def test_a_device_chooses_the_largest_size_that_fits(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1])
+    costs = {choice.size: choice.costs for choice in network.choices}
+    assert network.fit(inference_bytes=costs["0.5"]["inference_bytes"]).size == "0.5"
+    assert network.fit(inference_bytes=costs["0.5"]["inference_bytes"] - 1).size == "0.25"
+    assert network.fit(inference_bytes=1e9, macs=costs["0.75"]["macs"]).size == "0.75"
+    with pytest.raises(BundleError, match=r"no size fits macs = 1; the least that a size needs: macs = \d+"):
+        network.fit(macs=1)
+    with pytest.raises(BundleError, match=r"does not know latency_ms.*measure\(\)"):
+        network.fit(latency_ms=5)
+    with pytest.raises(BundleError, match="does not know bytes"):
+        network.fit(bytes=5)
+    for wrong in ({}, {"macs": 0}, {"macs": float("nan")}, {"macs": "many"}):
+        with pytest.raises(BundleError, match="numbers above 0"):
+            network.fit(**wrong)
+    assert network.size == "0.75"
+
+
+def test_a_device_times_its_sizes_and_chooses_by_that(
+    sliced: tuple[az.Run, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = load(sliced[1], "0.5")
+    slow = {"0.25": 1.0, "0.5": 2.0, "0.75": 3.0, "1.0": 4.0}
+    monkeypatch.setattr(runtime, "_seconds", lambda work: (work(), slow[network.size] / 1000)[1])
+    assert network.measure(repeats=3) == pytest.approx(slow)
+    assert (network.size, list(network._ready)) == ("0.5", [("0.5", None)])
+    assert network.fit(latency_ms=3.5).size == "0.75"
+    assert [choice.costs["latency_ms"] for choice in network.choices] == pytest.approx(list(slow.values()))
+
+
+# Memory ---------------------------------------------------------------------------------------------
+
+
+def held_bytes(network: runtime.Network) -> int:
+    """The distinct memory of everything that a network holds."""
+    tensors = list(network._source._read.values())
+    for ready in network._ready.values():
+        tensors += ready.tensors
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def test_forgetting_a_larger_size_frees_its_memory_and_reads_nothing(
+    sliced: tuple[az.Run, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sliced[1]
+    alone = held_bytes(load(path, "0.25"))
+    network = load(path, "1.0")
+    x = torch.rand(2, 1, 8, 8)
+    before = network.switch("0.25")(x)
+    monkeypatch.setattr(runtime._Source, "_fetch", lambda *_: pytest.fail("it was read again"))
+    assert held_bytes(network) > 5 * alone
+    network.forget()
+    assert held_bytes(network) == alone
+    assert torch.equal(network(x), before)
+
+
+def test_a_single_size_is_forgotten_and_the_others_stay(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1], "1.0")
+    network.switch("0.5").switch("0.25").forget("1.0")
+    assert [label for label, _ in network._ready] == ["0.5", "0.25"]
+    assert held_bytes(network) < held_bytes(load(sliced[1], "1.0")) / 2
+    with pytest.raises(BundleError, match="in use"):
+        network.forget("0.25")
+    with pytest.raises(BundleError, match="not in the bundle"):
+        network.forget("0.3")
+
+
+def test_no_more_networks_stay_in_memory_than_the_cache_allows(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1], "1.0", cache=2)
+    x = torch.rand(2, 1, 8, 8)
+    expected = {size: load(sliced[1], size)(x) for size in network.sizes}
+    for size in ("0.5", "0.25", "1.0", "0.5", "0.75", "0.25"):
+        assert torch.allclose(network.switch(size)(x), expected[size], atol=1e-6)
+        assert len(network._ready) <= 2
+    assert [label for label, _ in network._ready] == ["0.75", "0.25"]
+    with pytest.raises(BundleError, match="at least 1"):
+        load(sliced[1], cache=0)
+
+
+def test_a_network_moves_to_another_device_with_everything_it_makes(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1], "0.5").to("meta")
+    outputs = network(torch.rand(3, 1, 8, 8))
+    assert (outputs.device.type, outputs.shape) == ("meta", (3, 10))
+    assert {tensor.device.type for tensor in network._in_use.tensors} == {"meta"}
+    assert network.switch("0.25")(torch.rand(3, 1, 8, 8)).is_meta
+
+
+def test_threads_that_switch_and_predict_at_once_get_whole_networks(sliced: tuple[az.Run, Path]) -> None:
+    network = load(sliced[1], cache=2)
+    x = torch.rand(2, 1, 8, 8)
+    allowed = [load(sliced[1], size)(x) for size in network.sizes]
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(10):
+                network.switch(network.sizes[(turn * (number + 1)) % 4])
+                outputs = network(x)
+                assert any(torch.allclose(outputs, one, atol=1e-6) for one in allowed)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# Fewer bits -------------------------------------------------------------------------------------------
+
+
+def test_int8_weights_are_a_quarter_and_the_file_states_the_metrics_before_and_after(
+    sliced: tuple[az.Run, Path], tmp_path: Path
+) -> None:
+    run, path = sliced
+    done = run.bundle(tmp_path / "net.anysize", precision="int8")
+    assert done.size_bytes < 0.3 * path.stat().st_size
+    network, whole = load(done.path), load(path)
+    x = torch.rand(20, 1, 8, 8)
+    for choice, plain in zip(network.choices, whole.choices):
+        assert choice.float32 == plain.metrics
+        outputs = network.switch(choice.size)(x)
+        # The weights that the bytes say, in the network of PyTorch.
+        rounded = run.customize(choice.size)
+        with torch.no_grad():
+            for weight in rounded.parameters():
+                weight.copy_(eight_bit(weight) if weight.numel() >= 1024 and choice.size == "1.0" else weight)
+            if choice.size == "1.0":
+                assert torch.allclose(outputs, rounded(x), atol=1e-4)
+            assert 0 < (outputs - whole.switch(choice.size)(x)).abs().max() < 0.1
+    assert network.about["precision"] == "int8"
+
+
+def eight_bit(weight: Tensor) -> Tensor:
+    """The weight with each row rounded to 255 steps, in numpy."""
+    rows = weight.detach().numpy().reshape(len(weight), -1)
+    steps = np.abs(rows).max(1, keepdims=True).astype(np.float32) / np.float32(127)
+    steps[steps == 0] = 1
+    return torch.from_numpy(np.round(rows / steps) * steps).reshape(weight.shape)
+
+
+@pytest.mark.slow
+def test_float16_weights_are_half(sliced: tuple[az.Run, Path], tmp_path: Path) -> None:
+    run, path = sliced
+    done = run.bundle(tmp_path / "net.anysize", precision="float16")
+    assert done.size_bytes < 0.53 * path.stat().st_size
+    x = torch.rand(20, 1, 8, 8)
+    expected = run.customize("1.0")
+    with torch.no_grad():
+        for weight in expected.parameters():
+            weight.copy_(weight.half().float() if weight.numel() >= 1024 else weight)
+        assert torch.allclose(load(done.path)(x), expected(x), atol=1e-5)
 
 
 ALONE = """
@@ -346,7 +524,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an axis too many": (first_recipe([0, [None] * 9]), "no axis"),
     "a recipe of no kind": (first_recipe("x"), "damaged"),
     "a product of one": (first_recipe({"product": [0]}), "damaged"),
-    "a small tensor beyond the end": (lambda note: note["small"].insert(0, [1 << 40]), "ends before"),
+    "a small tensor beyond the end": (lambda note: note["small"].insert(0, [1 << 40]), "small tensors have"),
     "a shape below zero": (lambda note: note["small"].insert(0, [-4]), "not a shape"),
     "an input of no shape": (lambda note: note.update(input_shape=["a"]), "not a shape"),
     "a note without sizes": (lambda note: note.pop("networks"), "has no 'networks'"),
@@ -469,7 +647,11 @@ def test_the_command_line_writes_a_bundle(
     assert code == 0, err
     assert "0.25, 0.5, 0.75, 1.0" in out + err
     assert load(path).sizes == ("0.25", "0.5", "0.75", "1.0")
-    for more in (["--size", "0.5"], ["--to", "net.onnx"]):
+    some = tmp_path / "some.anysize"
+    assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", some, "--size", "0.5,0.6")[0] == 0
+    assert load(some).sizes == ("0.5", "0.6")
+    wrong = (["--budget", "macs=1e6"], ["--to", "net.onnx"], ["--runtime", "tf"], ["--precision", "int4"])
+    for more in wrong:
         assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", path, *more)[0] == 2
     assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", tmp_path / "net.zip")[0] == 2
     assert small.call(monkeypatch, capsys, "customize", directory)[0] == 2

@@ -179,7 +179,7 @@ def test_the_mean_over_sizes_is_taken_per_seed(compared: az.Comparison) -> None:
 def test_a_folder_of_other_runs_is_refused_by_the_keys_that_differ_and_replaced_if_asked(tmp_path: Path) -> None:
     az.compare(small.config(rounds=1), ["fedavg"], out=tmp_path / "all", jobs=1)
     other = small.config(rounds=1, training={"learning_rate": 0.02})
-    with pytest.raises(CheckpointError, match=r"--out.*--overwrite[^$]*training.learning_rate"):
+    with pytest.raises(CheckpointError, match=r"out=.*overwrite=True[^$]*training.learning_rate"):
         az.compare(other, ["fedavg"], out=tmp_path / "all")
     az.compare(other, ["fedavg"], out=tmp_path / "all", overwrite=True, jobs=1)
     assert az.load(tmp_path / "all/fedavg/seed-0").config.training.learning_rate == 0.02

@@ -4,12 +4,14 @@
     logits = network(x)                     # x as raw inputs, images in [0, 1]
     network.switch("1.0", robustness=0.3)
     logits = network(x)
+    network.fit(inference_bytes=1e6)        # the largest size that needs no more
 
 This file needs only PyTorch and safetensors, and nothing else from this package: it can be copied to a device alone.
+`load(..., key=...)`, which checks a signature, also needs cryptography. Several threads may use one network.
 
 A bundle is one safetensors file. Its tensors are stored once. Its note, a JSON object, says for every size which
 tensors the network uses, and which part of each, and lists the network's operations. Nothing in it is code: operations
-are looked up in a fixed list, and before a network is first used, it is tried on the meta device, where nothing is
+are looked up in a fixed list, and before a network is built, it is tried on the meta device, where nothing is read or
 allocated; what does not fit is refused.
 """
 
@@ -19,23 +21,25 @@ import hashlib
 import json
 import math
 import operator
+import statistics
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import torch
 from torch import Tensor
 
 FORMAT = "anysize-bundle-1"
-NOTE = "anysize"
-SMALL = "small"
-"""The name of the tensor that holds all small ones in a row, since each would need an entry in the file's header."""
+REDUCED = "anysize-bundle-2"
+"""The format of a bundle that stores weights in fewer bits."""
 
 _MOST_NODES = 100_000
 _MOST_BYTES = 1 << 30  # limit on one intermediate value, per sample
-_PIECE = 1 << 20
 
 # Pure functions of their arguments: none draws random numbers, writes to its inputs, or reads outside its tensors.
 _ALLOWED = """
@@ -91,16 +95,29 @@ _CONSTANTS: Mapping[str, Any] = {
 }
 _INTEGERS = (torch.int64, torch.int32)
 
-Recipe = int | list[Any] | dict[str, Any]
-"""How to make a network's tensor: the number of a stored tensor, which is negative for a small one; [number, parts of
-its axes, divisor]; or {"product": [coefficients, basis]}."""
+_KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
-class BundleError(Exception):
-    """A bundle is damaged, was not written by anysize, or cannot do what was asked."""
-
-
-def load(path: str | Path, size: str | None = None, robustness: float | None = None, *, verify: bool = True) -> Network:
+def load(
+    path: str | Path,
+    size: str | None = None,
+    robustness: float | None = None,
+    *,
+    verify: bool = True,
+    key: str | Path | None = None,
+    cache: int = 16,
+) -> Network:
     """The network in a bundle, by default at its largest size and its default robustness.
 
     Args:
@@ -108,11 +125,15 @@ def load(path: str | Path, size: str | None = None, robustness: float | None = N
         size: the label of one of its sizes.
         robustness: between 0 (accurate) and 1 (robust), for bundles of robust networks.
         verify: read the whole file once and compare its checksum; False reads no more than the size needs.
+        key: a file with the public key (ed25519, PEM) of whoever may write bundles for this device; a bundle that this
+            key did not sign is refused.
+        cache: how many networks stay in memory, each a size at a level of robustness; the one used longest ago is
+            freed first.
     """
-    source = _Source(Path(path))
-    if verify:
-        source.verify()
-    return Network(source, source.checked()).switch(size, robustness)
+    file = _File(Path(path), (FORMAT, REDUCED))
+    if verify or key is not None:
+        file.verify(_finite, key)
+    return Network(_Source(file), file.checked(), cache).switch(size, robustness)
 
 
 def known_operation(name: str) -> bool:
@@ -133,29 +154,78 @@ def constant_name(value: Any) -> str | None:
     return next((name for name, known in _CONSTANTS.items() if known is value), None)
 
 
-def digest(note: Mapping[str, Any], data: Iterator[bytes]) -> str:
-    """The checksum of a bundle's note (without the checksum itself) and its tensors' bytes."""
-    plain = {key: value for key, value in note.items() if key != "sha256"}
-    total = hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
-    for piece in data:
-        total.update(piece)
-    return total.hexdigest()
+# Word for word the same in runtime.py and in onnx_runtime.py, so that each can be copied alone ------
+
+NOTE = "anysize"
+SMALL = "small"
+"""The name of the tensor that holds all small ones in a row, since each would need an entry in the file's header."""
+
+UNSIGNED = "0" * 128
+"""What stands in place of the signature while a file is signed."""
+
+_PIECE = 1 << 20
+_LONGEST_HEADER = 100_000_000
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_SIGNED_FOR = b"anysize bundle\0"  # a signature of this key for another purpose is none of a bundle
+
+Recipe = int | list[Any] | dict[str, Any]
+"""How to make a network's tensor: the number of a stored tensor, which is negative for a small one; [number, parts of
+its axes, divisor]; or {"product": [coefficients, basis]}."""
 
 
-class Network:
-    """A bundle's networks; one of them is in use. Networks used before stay in memory until `forget`."""
+class BundleError(Exception):
+    """A bundle is damaged, was not written by anysize, or cannot do what was asked."""
 
-    def __init__(self, source: _Source, note: _Note) -> None:
-        self._source = source
+
+@dataclass(frozen=True)
+class Choice:
+    """One network of a bundle, and what is known of it.
+
+    Attributes:
+        size: the label of its size.
+        robustness: its level of robustness; None if there is no choice.
+        costs: parameters, macs (multiply-adds of one sample), inference_bytes (its tensors in memory) and, if somebody
+            measured it, latency_ms.
+        metrics: what the task's metrics were on the test set, of this very file; empty if there was none.
+        float32: the same before the weights were stored in fewer bits; empty if they were not.
+    """
+
+    size: str
+    robustness: float | None
+    costs: Mapping[str, float]
+    metrics: Mapping[str, float]
+    float32: Mapping[str, float]
+
+
+class Switching(ABC):
+    """The networks of a bundle, of which one is in use: what is known of them, and which one fits."""
+
+    def __init__(self, note: _Note) -> None:
         self._note = note
-        self._graphs: dict[int, _Program] = {}
-        self._plain: dict[str, list[Tensor]] = {}
-        self._levels: dict[str, _Levels] = {}
-        self._ready: dict[tuple[str, float | None], list[Tensor]] = {}
-        self._size = note.sizes[-1]
-        self._robustness: float | None = None
-        self._program: _Program | None = None
-        self._tensors: list[Tensor] = []
+        self._lock = threading.RLock()
+        self._measured: dict[str, float] = {}
+
+    @abstractmethod
+    def switch(self, size: str | None = None, robustness: float | None = None) -> Self:
+        """This object, now using another size or robustness; None leaves either as it is."""
+
+    @abstractmethod
+    def forget(self, size: str | None = None) -> None:
+        """Free the memory of one size that is not in use, or of all of them."""
+
+    @abstractmethod
+    def _try(self) -> object:
+        """The outputs for one sample of zeros."""
+
+    @property
+    @abstractmethod
+    def size(self) -> str:
+        """The size in use."""
+
+    @property
+    @abstractmethod
+    def robustness(self) -> float | None:
+        """The robustness in use; None if the bundle has no choice."""
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -163,19 +233,9 @@ class Network:
         return self._note.sizes
 
     @property
-    def size(self) -> str:
-        """The size in use."""
-        return self._size
-
-    @property
-    def robustness(self) -> float | None:
-        """The robustness in use; None if the bundle has no choice."""
-        return self._robustness
-
-    @property
     def levels(self) -> tuple[float, ...]:
         """The values that `robustness` may have; with two, also all between them; empty if there is no choice."""
-        return tuple(self._note.networks[self._size].levels)
+        return tuple(self._note.networks[self.size].levels)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -192,87 +252,113 @@ class Network:
         """Facts about the run, and the normalisation that the network applies to its inputs: mean and std, or None."""
         return self._note.about
 
-    def switch(self, size: str | None = None, robustness: float | None = None) -> Network:
-        """This object, now using another size or robustness; None leaves either as it is."""
-        label = self._size if size is None else size
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every size at every level of robustness, smallest first, with its costs and metrics."""
+        return tuple(
+            Choice(label, level, self._costs(label), *(dict(known[at]) if known else {} for known in layout.known))
+            for label, layout in self._note.networks.items()
+            for at, level in enumerate(layout.levels or [None])
+        )
+
+    def fit(self, *, robustness: float | None = None, **limits: float) -> Self:
+        """This object, now using its largest size that is within every limit.
+
+        Args:
+            robustness: as in `switch`.
+            **limits: parameters, macs, inference_bytes or latency_ms. Latencies are those that `measure` found here
+                or else, if the file holds some, those of the machine that wrote it.
+        """
+        costs = {label: self._costs(label) for label in self.sizes}
+        known = {unit for own in costs.values() for unit in own}
+        wrong = [f"{unit} = {limit!r}" for unit, limit in limits.items() if not _number(limit) or limit <= 0]
+        if wrong or not limits:
+            raise BundleError(f"limits must be numbers above 0; given {', '.join(wrong) or 'none'}")
+        if unknown := sorted(set(limits) - known):
+            advice = "; measure() times every size on this device" if "latency_ms" in unknown else ""
+            held = f"it knows {', '.join(sorted(known)) or 'no costs'}"
+            raise BundleError(f"the bundle does not know {', '.join(unknown)} of its sizes; {held}{advice}")
+        for label in reversed(self.sizes):
+            if all(costs[label].get(unit, math.inf) <= limit for unit, limit in limits.items()):
+                return self.switch(label, robustness)
+        least = {unit: min(own[unit] for own in costs.values() if unit in own) for unit in limits}
+        given = ", ".join(f"{unit} = {limit:g}" for unit, limit in limits.items())
+        raise BundleError(
+            f"no size fits {given}; the least that a size needs: {', '.join(f'{u} = {n:g}' for u, n in least.items())}"
+        )
+
+    def measure(self, repeats: int = 20, sizes: Sequence[str] | None = None) -> dict[str, float]:
+        """The milliseconds that each size takes for one sample on this device, the median of `repeats`; for `fit`.
+
+        The size in use is the same afterwards, and no other stays in memory.
+        """
+        with self._lock:
+            size, robustness = self.size, self.robustness
+            for label in self.sizes if sizes is None else sizes:
+                self.switch(label)
+                times = [_seconds(self._try) for _ in range(repeats + 2)][2:]  # the first two warm up
+                self._measured[label] = 1000 * statistics.median(times)
+                self.switch(size, robustness).forget()
+            return dict(self._measured)
+
+    def _costs(self, label: str) -> dict[str, float]:
+        own = {"latency_ms": self._measured[label]} if label in self._measured else {}
+        return {**self._note.networks[label].costs, **own}
+
+    def _asked(self, size: str | None, robustness: float | None) -> tuple[str, float | None]:
+        """The size and the level to switch to; an error if the bundle has no such."""
+        label = self.size if size is None else size
         if label not in self._note.networks:
             raise BundleError(f"there is no size '{label}' in the bundle; it has {', '.join(self.sizes)}")
-        layout = self._note.networks[label]
-        level = self._level(layout, self._robustness if robustness is None else robustness)
-        if (label, level) not in self._ready:
-            self._ready[label, level] = self._assembled(label, layout, level)
-        self._program, self._tensors = self._graphs[layout.graph], self._ready[label, level]
-        self._size, self._robustness = label, level
-        return self
-
-    def forget(self) -> None:
-        """Free the memory of every network but the one in use."""
-        kept = (self._size, self._robustness)
-        self._ready = {kept: self._tensors}
-        self._plain.clear()
-        self._levels.clear()
-        self._source.forget()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`."""
-        if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
-            raise BundleError(
-                f"inputs have shape {tuple(x.shape)}; expected (N, {', '.join(map(str, self.input_shape))})"
-            )
-        if self._note.tokens and x.dtype not in _INTEGERS:
-            raise BundleError(f"inputs are {x.dtype}; expected tokens as int64")
-        if not self._note.tokens and x.dtype != torch.float32:
-            raise BundleError(f"inputs are {x.dtype}; expected float32, images in [0, 1]")
-        assert self._program is not None
-        with torch.inference_mode():
-            return self._program.run(x, self._tensors)
-
-    def predict(self, x: Tensor) -> list[str]:
-        """The name of the likeliest class of each sample, or its number if classes have no names."""
-        outputs = self(x)
-        if outputs.dim() != 2:
-            raise BundleError(f"outputs have shape {tuple(outputs.shape)}; predict needs outputs (N, classes)")
-        names = self.class_names
-        return [str(i) if names is None else names[i] for i in outputs.argmax(1).tolist()]
-
-    def _level(self, layout: _Layout, asked: float | None) -> float | None:
-        levels = layout.levels
-        if not levels:
-            if asked is not None:
-                raise BundleError(f"robustness {asked:g} was asked for; this bundle was not trained for robustness")
-            return None
-        level = layout.default if asked is None else float(asked)
-        allowed = levels[0] <= level <= levels[-1] if layout.mixes else level in levels
-        if not allowed:
-            what = f"{levels[0]:g} to {levels[-1]:g}" if layout.mixes else ", ".join(f"{one:g}" for one in levels)
-            raise BundleError(f"robustness {level:g} was asked for; allowed: {what}")
-        return level
-
-    def _assembled(self, label: str, layout: _Layout, level: float | None) -> list[Tensor]:
-        """The tensors of a network at a level, in the order of its program's inputs."""
-        with torch.inference_mode():
-            if label not in self._plain:
-                self._plain[label] = self._tried(layout)
-            tensors = list(self._plain[label])
-            if level is None:
-                return tensors
-            if label not in self._levels:
-                self._levels[label] = self._source.levels(layout, tensors)
-            for place, tensor in zip(layout.robust, self._levels[label].at(level, layout)):
-                tensors[place] = tensor
-        return tensors
-
-    def _tried(self, layout: _Layout) -> list[Tensor]:
-        """The tensors of a size, after its program ran with them on the meta device."""
-        if layout.graph not in self._graphs:
-            with self._source.blamed():
-                self._graphs[layout.graph] = _Program(self._note.graphs[layout.graph])
-        tensors = [self._source.make(recipe) for recipe in layout.tensors]
-        self._graphs[layout.graph].trial(self._note, tensors)
-        return tensors
+        return label, _level(self._note.networks[label], self.robustness if robustness is None else robustness)
 
 
-# The note -----------------------------------------------------------------------------------------
+def _level(layout: _Layout, asked: float | None) -> float | None:
+    levels = layout.levels
+    if not levels:
+        if asked is not None:
+            raise BundleError(f"robustness {asked:g} was asked for; this bundle was not trained for robustness")
+        return None
+    level = layout.default if asked is None else float(asked)
+    allowed = levels[0] <= level <= levels[-1] if layout.mixes else level in levels
+    if not allowed:
+        what = f"{levels[0]:g} to {levels[-1]:g}" if layout.mixes else ", ".join(f"{one:g}" for one in levels)
+        raise BundleError(f"robustness {level:g} was asked for; allowed: {what}")
+    return level
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def digest(note: Mapping[str, Any], data: Iterator[bytes]) -> str:
+    """The checksum of a bundle's note (without the checksum itself and the signature) and its tensors' bytes."""
+    plain = {key: value for key, value in note.items() if key not in ("sha256", "signature")}
+    total = hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
+    for piece in data:
+        total.update(piece)
+    return total.hexdigest()
+
+
+def header_digest(header: Mapping[str, Any]) -> str:
+    """The checksum of what a file's header says of its tensors."""
+    tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+    return hashlib.sha256(json.dumps(tensors, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def signed_message(head: bytes, data: Iterator[bytes]) -> bytes:
+    """What a bundle's signature signs: a hash of the whole file, with zeros in place of the signature.
+
+    Args:
+        head: the file up to its tensors, with zeros in place of the signature.
+        data: the bytes of the tensors.
+    """
+    total = hashlib.sha256(head)
+    for piece in data:
+        total.update(piece)
+    return _SIGNED_FOR + total.digest()
 
 
 @dataclass(frozen=True)
@@ -286,6 +372,8 @@ class _Layout:
         levels: the levels of robustness, ascending.
         mixes: whether every level between two is a mixture of them.
         default: the level in use if none is asked for.
+        costs: what it costs, by unit.
+        known: the metrics of each level, now and before weights were stored in fewer bits; either may be empty.
     """
 
     graph: int
@@ -294,6 +382,8 @@ class _Layout:
     levels: list[float]
     mixes: bool
     default: float
+    costs: dict[str, float]
+    known: tuple[list[dict[str, float]], list[dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -320,11 +410,12 @@ def _read_note(note: Mapping[str, Any]) -> _Note:
         graphs=[dict(graph) for graph in note["graphs"]],
         input_shape=_shape(note["input_shape"]),
         output_shape=_shape(note["output_shape"]),
-        tokens=bool(note["tokens"]),
+        tokens=note["tokens"] is True,
         class_names=None if names is None else tuple(str(name) for name in names),
         about=dict(note["about"]),
     )
     _demand(bool(networks), "it holds no network")
+    _demand(len(networks) == len(note["networks"]), "two sizes have one label")
     _demand(all(0 <= layout.graph < len(read.graphs) for layout in networks.values()), "a size has no program")
     return read
 
@@ -334,13 +425,28 @@ def _read_layout(entry: Mapping[str, Any]) -> _Layout:
     levels = [float(level) for level in robust["levels"]]
     tensors = list(entry["tensors"])
     others = {int(place): list(recipes) for place, recipes in robust["tensors"].items()}
-    _demand(levels == sorted(set(levels)), "its levels of robustness are out of order")
+    _demand(levels == sorted(set(levels)) and all(map(_number, levels)), "its levels of robustness are out of order")
     _demand(not robust["mixes"] or len(levels) == 2, "mixed robustness needs two ends")
     _demand(all(0 <= place < len(tensors) for place in others), "a robust tensor has no place")
     _demand(all(len(recipes) == len(levels) for recipes in others.values()), "a level of robustness lacks a tensor")
     graph, default = entry["graph"], float(robust["default"])
     _demand(type(graph) is int, "a program's number is not a number")
-    return _Layout(graph, tensors, others, levels, bool(robust["mixes"]), default)
+    _demand(not levels or default in levels, "its default robustness is none of its levels")
+    known = ([_numbers(one) for one in entry.get(key, [])] for key in ("metrics", "float32"))
+    metrics, before = known
+    _demand(all(len(one) in (0, len(levels) or 1) for one in (metrics, before)), "a level of robustness lacks metrics")
+    costs = _numbers(entry.get("costs", {}))
+    return _Layout(graph, tensors, others, levels, bool(robust["mixes"]), default, costs, (metrics, before))
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Named numbers, none of them missing or infinite."""
+    _demand(all(map(_number, values.values())), f"{values} are not numbers")
+    return {str(name): value for name, value in values.items()}
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _shape(values: Sequence[Any]) -> tuple[int, ...]:
@@ -353,118 +459,479 @@ def _demand(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-# The tensors --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in the file: a whole one or, with an offset, a part of the tensor that holds the small ones.
+
+    `scale` is the number of the tensor by whose entries the rows of 8-bit weights are multiplied.
+    """
+
+    key: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int | None
+    scale: int | None = None
 
 
-class _Source:
-    """The file: reads only the parts of its tensors that are needed, each once."""
+class _File:
+    """A bundle's file: what its header says, checked against its length, and its note."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read: dict[int, Tensor] = {}
+    def __init__(self, path: Path, formats: Sequence[str]) -> None:
+        self.path = path
         try:
-            opener: Any = safetensors.safe_open
-            self._file = opener(path, "pt")
-            text = (self._file.metadata() or {})[NOTE]
-            self._raw = json.loads(text)
-            _demand(isinstance(self._raw, dict) and self._raw.get("format") == FORMAT, f"its format is not {FORMAT}")
-            whole = [_Stored(str(key), self._shape_of(key), None) for key in self._raw["whole"]]
-            self._stored = dict(enumerate(whole)) | _packed(self._raw["small"])
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                self.start = 8 + length
+                size = path.stat().st_size
+                _demand(length <= min(_LONGEST_HEADER, size - 8), f"its header has {length} bytes")
+                self._head = length.to_bytes(8, "little") + file.read(length)
+            header = json.loads(self._head[8:])
+            self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
+            self.raw = json.loads((header.get("__metadata__") or {})[NOTE], parse_constant=_constant)
+            _demand(isinstance(self.raw, dict), "its note is not an object")
+            _demand(self.raw.get("format") in formats, f"its format is not {' or '.join(formats)}")
+            self.places = _places(self._header, size - self.start)
+            self.stored = self._listed()
         except FileNotFoundError:
             raise BundleError(f"{path} does not exist") from None
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
         except KeyError as error:
             raise BundleError(f"{path} is not an anysize bundle: it has no {error}") from None
-        except (safetensors.SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             raise BundleError(f"{path} is damaged or not an anysize bundle ({error})") from None
 
-    def verify(self) -> None:
-        """Refuse a file whose checksum is not the one that it was written with."""
-        if digest(self._raw, self._data()) != self._raw.get("sha256"):
-            raise BundleError(f"{self._path} is damaged: its checksum is not the one that it was written with")
+    def _listed(self) -> dict[int, _Stored]:
+        """Every stored tensor by its number: whole ones from 0 upwards, small ones from -1 downwards."""
+        scales = {int(number): scale for number, scale in self.raw.get("scales", {}).items()}
+        found: dict[int, _Stored] = {}
+        for number, key in enumerate(self.raw["whole"]):
+            about = self._header[key]
+            found[number] = _Stored(key, about["dtype"], tuple(about["shape"]), None, scales.get(number))
+        offset = 0
+        for number, shape in enumerate(self.raw["small"], start=1):
+            found[-number] = _Stored(SMALL, "F32", _shape(shape), offset)
+            offset += math.prod(shape)
+        held = self._header[SMALL]["shape"] if offset else [0]
+        _demand(held == [offset], f"its small tensors have {offset} entries, and {held} are there")
+        _demand(not offset or self._header[SMALL]["dtype"] == "F32", "its small tensors are not float32")
+        for number, scale in scales.items():
+            rows = found[number].shape[:1]
+            scaled = found[number].kind == "I8" and scale in found and scale < 0 and found[scale].shape == rows
+            _demand(scaled, f"the scale of tensor {number} does not fit it")
+        return found
+
+    def verify(self, finite: Callable[[str, bytes], bool], key: str | Path | None = None) -> None:
+        """Refuse a file whose checksum or signature is wrong, or that holds numbers which are not finite.
+
+        Args:
+            finite: whether all numbers of that kind in these bytes are finite.
+            key: the file with the public key that must have signed the bundle; None to trust any.
+        """
+        if key is not None:
+            self._check_signature(Path(key))
+        if digest(self.raw, self._pieces(finite)) != self.raw.get("sha256"):
+            raise BundleError(f"{self.path} is damaged: its checksum is not the one that it was written with")
+        if self.raw.get("header") not in (None, header_digest(self._header)):
+            raise BundleError(f"{self.path} is damaged: its tensors are not the ones that it was written with")
+
+    def _check_signature(self, key: Path) -> None:
+        signature, head = self.raw.get("signature"), self._head
+        if not isinstance(signature, str):
+            raise BundleError(f"{self.path} is not signed; this device accepts only bundles signed for {key}")
+        raw = signature.encode()
+        once = len(raw) == len(UNSIGNED) and head.count(raw) == 1 and set(signature) <= set("0123456789abcdef")
+        message = signed_message(head.replace(raw, UNSIGNED.encode()) if once else b"", self._pieces())
+        if not once or not _signs(key, bytes.fromhex(signature), message):
+            raise BundleError(f"{self.path} was changed, or signed with another key than {key}: its signature is wrong")
+
+    def _pieces(self, finite: Callable[[str, bytes], bool] | None = None) -> Iterator[bytes]:
+        """The bytes of all tensors in order, each tensor in pieces of whole numbers."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.start)
+                for key, length in self.places.values():
+                    for begin in range(0, length, _PIECE):
+                        piece = file.read(min(_PIECE, length - begin))
+                        if finite is not None and not finite(self._header[key]["dtype"], piece):
+                            raise BundleError(f"{self.path} is damaged: '{key}' has numbers that are not finite")
+                        yield piece
+        except OSError as error:
+            raise BundleError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
     def checked(self) -> _Note:
         """The checked note."""
         with self.blamed():
-            return _read_note(self._raw)
+            return _read_note(self.raw)
+
+    def blamed(self) -> _Blamed:
+        """Turn any error inside into an error about this file."""
+        return _Blamed(self.path)
+
+
+def _places(header: Mapping[str, Any], length: int) -> dict[int, tuple[str, int]]:
+    """By where it begins, each tensor's name and length; an error unless the tensors fill the file without gaps."""
+    found: dict[int, tuple[str, int]] = {}
+    for key, about in header.items():
+        begin, end = about["data_offsets"]
+        shape = about["shape"]
+        _demand(all(type(n) is int and n >= 0 for n in (begin, end, *shape)), f"'{key}' has a place that is none")
+        needed = math.prod(shape) * _ITEM_BYTES[about["dtype"]]
+        _demand(end - begin == needed, f"'{key}' does not have as many bytes as its shape needs")
+        if needed:
+            _demand(begin not in found, f"'{key}' lies on another tensor")
+            found[begin] = (key, needed)
+    end = 0
+    for begin in sorted(found):
+        _demand(begin == end, "its tensors do not follow each other")
+        end += found[begin][1]
+    _demand(end == length, f"tensors of {end} bytes in {length}")
+    return dict(sorted(found.items()))
+
+
+def _constant(name: str) -> float:
+    """The number that JSON has no word for: masks add minus infinity, but nothing is NaN."""
+    _demand(name != "NaN", "it holds NaN")
+    return float(name)
+
+
+def _signs(key: Path, signature: bytes, message: bytes) -> bool:
+    """Whether the signature of the message was made with the private part of a key."""
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    except ImportError:
+        raise BundleError("checking a signature needs cryptography, not installed: pip install cryptography") from None
+    try:
+        public = load_pem_public_key(key.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{key} cannot be read as a public key in PEM: {error}") from None
+    if not isinstance(public, Ed25519PublicKey):
+        raise BundleError(f"{key} is not an ed25519 key; bundles are signed with ed25519")
+    try:
+        public.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """Turns any error inside into an error that blames the file."""
+
+    path: Path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, KeyError):
+            raise BundleError(f"{self.path} is damaged: it has no {error}") from None
+        if isinstance(error, Exception) and not isinstance(error, BundleError):
+            raise BundleError(
+                f"{self.path} is damaged ({str(error).splitlines()[0] if str(error) else error})"
+            ) from None
+
+
+def _asked_part(recipe: Any, stored: Mapping[int, _Stored]) -> tuple[int, list[Any], float | None]:
+    """Of a recipe that is no product: the stored tensor's number, the part of each of its axes, and the divisor."""
+    number, axes, divisor = (recipe, [], None) if isinstance(recipe, int) else (*recipe, None)[:3]
+    _demand(type(number) is int and number in stored, f"tensor {number} is not stored")
+    shape = stored[number].shape
+    asked = [*axes, *[None] * (len(shape) - len(axes))]
+    _demand(len(asked) == len(shape), f"tensor {number} has no axis {len(asked) - 1}")
+    _demand(divisor is None or (_number(divisor) and divisor > 0), f"{divisor} is not a divisor")
+    return number, asked, divisor
+
+
+def _end(part: Any, size: int) -> int:
+    """How many entries of an axis, from the first on, cover a part: null (all), a count or runs [start, count]."""
+    if part is None:
+        return size
+    runs = part if isinstance(part, list) else [[0, part]]
+    fits = all(len(run) == 2 for run in runs) and all(type(n) is int and n >= 0 for run in runs for n in run)
+    _demand(bool(runs) and fits, f"{part} is not a part of an axis")
+    end = max(start + count for start, count in runs)
+    _demand(0 < end <= size and sum(count for _, count in runs) <= size, f"{part} is not a part of an axis of {size}")
+    return int(end)
+
+
+def _rows(part: list[Any]) -> list[int]:
+    """The entries that runs [start, count] name."""
+    return [row for start, count in part for row in range(start, start + count)]
+
+
+# Until here -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A size in memory: its tensors in the order of its program's inputs, and those that change with robustness."""
+
+    tensors: list[Tensor]
+    levels: _Levels | None
+
+
+@dataclass(frozen=True)
+class _InUse:
+    """What a call needs, in one object, so that a switch in another thread cannot come between two parts of it."""
+
+    size: str
+    robustness: float | None
+    program: _Program
+    tensors: list[Tensor]
+
+
+class Network(Switching):
+    """A bundle's networks; one of them is in use. Networks used before stay in memory, within the cache's limit."""
+
+    def __init__(self, source: _Source, note: _Note, cache: int = 16) -> None:
+        if cache < 1:
+            raise BundleError(f"cache = {cache}: the network in use needs a place; give at least 1")
+        super().__init__(note)
+        self._source = source
+        self._cache = cache
+        self._graphs: dict[int, _Program] = {}
+        self._loaded: dict[str, _Loaded] = {}
+        self._ready: dict[tuple[str, float | None], _InUse] = {}  # the one used last at the end
+        self._in_use: _InUse | None = None
+
+    @property
+    def size(self) -> str:
+        """The size in use."""
+        return self._note.sizes[-1] if self._in_use is None else self._in_use.size
+
+    @property
+    def robustness(self) -> float | None:
+        """The robustness in use; None if the bundle has no choice."""
+        return None if self._in_use is None else self._in_use.robustness
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return self._source.device
+
+    def switch(self, size: str | None = None, robustness: float | None = None) -> Self:
+        """This object, now using another size or robustness; None leaves either as it is."""
+        with self._lock:
+            asked = self._asked(size, robustness)
+            ready = self._ready.pop(asked, None) or self._assembled(*asked)
+            self._ready[asked] = self._in_use = ready
+            if len(self._ready) > self._cache:
+                self._keep(list(self._ready)[-self._cache :])
+        return self
+
+    def forget(self, size: str | None = None) -> None:
+        """Free the memory of one size that is not in use, or of every network but the one in use; reads nothing."""
+        with self._lock:
+            if size is not None and (size == self.size or size not in self.sizes):
+                what = "is in use; switch to another first" if size == self.size else "is not in the bundle"
+                raise BundleError(f"size '{size}' {what}")
+            used = (self.size, self.robustness)
+            self._keep([key for key in self._ready if key == used or (size is not None and key[0] != size)])
+
+    def to(self, device: torch.device | str) -> Self:
+        """This object, with its tensors on another device, where inputs are then moved to as well."""
+        with self._lock:
+            self._source.move(torch.device(device))
+            self._rebuild()
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`."""
+        used, device = self._in_use, self.device
+        assert used is not None
+        if x.dim() == 0 or tuple(x.shape[1:]) != self.input_shape:
+            raise BundleError(
+                f"inputs have shape {tuple(x.shape)}; expected (N, {', '.join(map(str, self.input_shape))})"
+            )
+        if self._note.tokens and x.dtype not in _INTEGERS:
+            raise BundleError(f"inputs are {x.dtype}; expected tokens as int64")
+        if not self._note.tokens and x.dtype != torch.float32:
+            raise BundleError(f"inputs are {x.dtype}; expected float32, images in [0, 1]")
+        try:
+            with torch.inference_mode():
+                return used.program.run(x.to(device), used.tensors)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise BundleError(f"the network does not run on these inputs: {_first_line(error)}") from error
+
+    def predict(self, x: Tensor) -> list[str]:
+        """The name of the likeliest class of each sample, or its number if classes have no names."""
+        outputs = self(x)
+        if outputs.dim() != 2:
+            raise BundleError(f"outputs have shape {tuple(outputs.shape)}; predict needs outputs (N, classes)")
+        names = self.class_names
+        if names is not None and len(names) != outputs.shape[1]:
+            raise BundleError(f"the bundle names {len(names)} classes; its network has {outputs.shape[1]}")
+        return [str(i) if names is None else names[i] for i in outputs.argmax(1).tolist()]
+
+    def _try(self) -> Tensor:
+        kind = torch.int64 if self._note.tokens else torch.float32
+        return self(torch.zeros(1, *self.input_shape, dtype=kind)).cpu()  # an accelerator is done when it is here
+
+    def _assembled(self, label: str, level: float | None) -> _InUse:
+        """A network at a level, its tensors in the order of its program's inputs."""
+        layout = self._note.networks[label]
+        program = self._program(layout.graph)
+        with torch.inference_mode():
+            if label not in self._loaded:
+                self._loaded[label] = self._built(layout, program)
+            loaded = self._loaded[label]
+            tensors = list(loaded.tensors)
+            if level is not None and loaded.levels is not None:
+                for place, tensor in zip(layout.robust, loaded.levels.at(level, layout)):
+                    tensors[place] = tensor
+        return _InUse(label, level, program, tensors)
+
+    def _program(self, number: int) -> _Program:
+        if number not in self._graphs:
+            with self._source.file.blamed():
+                self._graphs[number] = _Program(self._note.graphs[number])
+        return self._graphs[number]
+
+    def _built(self, layout: _Layout, program: _Program) -> _Loaded:
+        """A size's tensors, read after its program ran on the meta device with tensors of their shapes."""
+        with self._source.file.blamed():
+            bare = [self._source.outline(recipe) for recipe in layout.tensors]
+            for place, recipes in layout.robust.items():
+                _check_robust(bare[place], [self._source.outline(recipe) for recipe in recipes])
+        program.trial(self._note, bare)
+        with self._source.file.blamed():
+            tensors = [self._source.make(recipe) for recipe in layout.tensors]
+            return _Loaded(tensors, self._source.levels(layout) if layout.levels else None)
+
+    def _keep(self, keys: Sequence[tuple[str, float | None]]) -> None:
+        """Free every network but these, and what of the stored tensors only the others use."""
+        gone = {label for label, _ in self._ready} - {label for label, _ in keys}
+        self._ready = {key: self._ready[key] for key in keys}
+        if gone:
+            kept = {label for label, _ in keys}
+            self._source.shrink(recipe for label in kept for recipe in _recipes(self._note.networks[label]))
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Assemble every network in memory again, from the stored tensors in memory."""
+        self._loaded.clear()
+        self._ready = {key: self._assembled(*key) for key in self._ready}
+        self._in_use = self._ready[self.size, self.robustness]
+
+
+def _recipes(layout: _Layout) -> Iterator[Recipe]:
+    """All recipes of a size, at every level."""
+    yield from layout.tensors
+    for recipes in layout.robust.values():
+        yield from recipes
+
+
+def _check_robust(plain: Tensor, others: Sequence[Tensor]) -> None:
+    for tensor in others:
+        same = tensor.shape == plain.shape
+        _demand(same, f"a robust tensor has shape {tuple(tensor.shape)}, not {tuple(plain.shape)}")
+        _demand(tensor.dtype == torch.float32, f"a robust tensor is {tensor.dtype}, not float32")
+
+
+# The tensors --------------------------------------------------------------------------------------
+
+
+class _Source:
+    """Reads only the parts of the file's tensors that are needed, each once."""
+
+    def __init__(self, file: _File) -> None:
+        self.file = file
+        self.device = torch.device("cpu")
+        self._read: dict[int, Tensor] = {}
+        try:
+            opener: Any = safetensors.safe_open
+            self._open = opener(file.path, "pt")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise BundleError(f"{file.path} is damaged or not an anysize bundle ({error})") from None
 
     def make(self, recipe: Recipe) -> Tensor:
         """The tensor of a recipe; if possible, a view of a tensor that is already in memory."""
-        with self.blamed():
-            return self._made(recipe)
-
-    def levels(self, layout: _Layout, tensors: Sequence[Tensor]) -> _Levels:
-        """The tensors that differ between levels of robustness, at each level; shaped as in `tensors`."""
-        with self.blamed():
-            shapes = [tensors[place].shape for place in layout.robust]
-            rows = []
-            for level in range(len(layout.levels)):
-                made = [self._made(recipes[level]) for recipes in layout.robust.values()]
-                for tensor, shape in zip(made, shapes):
-                    _demand(
-                        tensor.shape == shape, f"a robust tensor has shape {tuple(tensor.shape)}, not {tuple(shape)}"
-                    )
-                    _demand(tensor.dtype == torch.float32, f"a robust tensor is {tensor.dtype}, not float32")
-                rows.append(torch.cat([tensor.reshape(-1) for tensor in made] or [torch.empty(0)]))
-            return _Levels(rows, shapes)
-
-    def forget(self) -> None:
-        """Drop what was read; networks in use keep their tensors."""
-        self._read.clear()
-
-    def _made(self, recipe: Recipe) -> Tensor:
         if isinstance(recipe, dict):
-            coefficients, basis = (self._made(part) for part in recipe["product"])
-            return _composed(coefficients, basis)
-        number, axes, divisor = (recipe, [], None) if isinstance(recipe, int) else (*recipe, None)[:3]
-        _demand(type(number) is int and number in self._stored, f"tensor {number} is not stored")
-        tensor = self._part(number, axes)
-        return tensor if divisor is None else tensor / float(divisor)
+            coefficients, basis = (self.make(part) for part in recipe["product"])
+            return _checked_finite(_composed(coefficients, basis), "a product")
+        number, asked, divisor = _asked_part(recipe, self.file.stored)
+        tensor = self._part(number, asked)
+        return tensor if divisor is None else _checked_finite(tensor / divisor, "a quotient")
 
-    def _part(self, number: int, axes: list[Any]) -> Tensor:
-        """A part of a stored tensor: per axis null (all), a count (the first entries) or runs [start, count]."""
-        stored = self._stored[number]
-        asked = [*axes, *[None] * (len(stored.shape) - len(axes))]
-        _demand(len(asked) == len(stored.shape), f"tensor {number} has no axis {len(asked) - 1}")
+    def outline(self, recipe: Recipe) -> Tensor:
+        """A tensor of a recipe's shape and type on the meta device; reads and allocates nothing."""
+        if isinstance(recipe, dict):
+            coefficients, basis = (self.outline(part) for part in recipe["product"])
+            made = _composed(coefficients, basis)
+            _demand(_size_bytes(made) <= _MOST_BYTES, "one of its tensors is larger than 1 GiB")
+            return made
+        number, asked, _ = _asked_part(recipe, self.file.stored)
+        stored = self.file.stored[number]
         ends = [_end(part, size) for part, size in zip(asked, stored.shape)]
+        counts = [len(_rows(part)) if isinstance(part, list) else end for part, end in zip(asked, ends)]
+        return torch.empty(counts, dtype=_in_memory(stored), device="meta")
+
+    def levels(self, layout: _Layout) -> _Levels:
+        """The tensors that differ between levels of robustness, at each level."""
+        made = [
+            [self.make(recipes[level]) for recipes in layout.robust.values()] for level in range(len(layout.levels))
+        ]
+        rows = [torch.cat([t.reshape(-1) for t in own] or [torch.empty(0, device=self.device)]) for own in made]
+        return _Levels(rows, [tensor.shape for tensor in made[0]])
+
+    def move(self, device: torch.device) -> None:
+        """Hold what was read on another device."""
+        self._read = {number: tensor.to(device) for number, tensor in self._read.items()}
+        self.device = device
+
+    def shrink(self, recipes: Iterator[Recipe]) -> None:
+        """Drop what was read, except the parts that these recipes need; larger tensors are copied in part."""
+        needed: dict[int, list[int]] = {}
+        for recipe in recipes:
+            for number, ends in self._needs(recipe):
+                needed[number] = list(map(max, needed.get(number, ends), ends))
+        self._read = {
+            number: _first(self._read[number], ends) for number, ends in needed.items() if number in self._read
+        }
+
+    def _needs(self, recipe: Recipe) -> Iterator[tuple[int, list[int]]]:
+        """The stored tensors of a recipe, and how many entries of each axis it needs."""
+        if isinstance(recipe, dict):
+            for part in recipe["product"]:
+                yield from self._needs(part)
+            return
+        number, asked, _ = _asked_part(recipe, self.file.stored)
+        yield number, [_end(part, size) for part, size in zip(asked, self.file.stored[number].shape)]
+
+    def _part(self, number: int, asked: Sequence[Any]) -> Tensor:
+        """A part of a stored tensor."""
+        ends = [_end(part, size) for part, size in zip(asked, self.file.stored[number].shape)]
         known = self._read.get(number)
         if known is None or any(have < need for have, need in zip(known.shape, ends)):
-            known = self._read[number] = self._fetch(stored, ends)
+            known = self._read[number] = self._decoded(number, ends)
         for axis, (part, end) in enumerate(zip(asked, ends)):
             if isinstance(part, list):
-                rows = [row for start, count in part for row in range(start, start + count)]
-                known = known.index_select(axis, torch.tensor(rows))
+                known = known.index_select(axis, torch.tensor(_rows(part), device=self.device))
             elif known.shape[axis] != end:
                 known = known.narrow(axis, 0, end)
         return known
 
+    def _decoded(self, number: int, ends: Sequence[int]) -> Tensor:
+        """The first entries of a stored tensor along each axis, as the network uses them."""
+        stored = self.file.stored[number]
+        tensor = self._fetch(stored, ends).to(_in_memory(stored))
+        if stored.scale is not None:
+            scale = self._fetch(self.file.stored[stored.scale], ends[:1])
+            tensor *= scale.reshape(-1, *[1] * (tensor.dim() - 1))
+        return _checked_finite(tensor, f"'{stored.key}'").to(self.device)
+
     def _fetch(self, stored: _Stored, ends: Sequence[int]) -> Tensor:
-        """The first entries of a stored tensor along each axis."""
-        lazy = self._file.get_slice(stored.key)
+        """The first entries of a stored tensor along each axis, as they are in the file."""
+        lazy = self._open.get_slice(stored.key)
         if stored.offset is None:
-            part: Tensor = lazy[tuple(slice(0, end) for end in ends)] if ends else self._file.get_tensor(stored.key)
+            part: Tensor = lazy[tuple(slice(0, end) for end in ends)] if ends else self._open.get_tensor(stored.key)
             return part.contiguous()
         row = math.prod(stored.shape[1:])
-        length = row * ends[0] if ends else 1
-        _demand(stored.offset + length <= lazy.get_shape()[0], f"{stored.key} ends before its part at {stored.offset}")
-        flat: Tensor = lazy[stored.offset : stored.offset + length]
+        flat: Tensor = lazy[stored.offset : stored.offset + (row * ends[0] if ends else 1)]
         whole = flat.reshape(ends[0], *stored.shape[1:]) if ends else flat.reshape(())
         return whole[tuple(slice(0, end) for end in ends)].clone()
-
-    def _shape_of(self, key: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(key).get_shape())
-
-    def _data(self) -> Iterator[bytes]:
-        """The bytes of all tensors, in pieces."""
-        with open(self._path, "rb") as file:
-            file.seek(int.from_bytes(file.read(8), "little"), 1)
-            while piece := file.read(_PIECE):
-                yield piece
-
-    def blamed(self) -> _Blamed:
-        """Turn any error inside into an error about this file."""
-        return _Blamed(self._path)
 
 
 @dataclass(frozen=True)
@@ -485,52 +952,28 @@ class _Levels:
         return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in the file: a whole one or, with an offset, a part of the tensor that holds the small ones."""
-
-    key: str
-    shape: tuple[int, ...]
-    offset: int | None
+def _in_memory(stored: _Stored) -> torch.dtype:
+    """The type in which a network holds a tensor: weights stored in fewer bits become float32."""
+    return torch.float32 if stored.scale is not None or stored.kind in ("F16", "BF16") else _KINDS[stored.kind]
 
 
-def _packed(shapes: Sequence[Sequence[Any]]) -> dict[int, _Stored]:
-    """The small tensors, numbered from -1 downwards."""
-    found: dict[int, _Stored] = {}
-    offset = 0
-    for number, shape in enumerate(shapes, start=1):
-        found[-number] = _Stored(SMALL, _shape(shape), offset)
-        offset += math.prod(shape)
-    return found
+def _finite(kind: str, piece: bytes) -> bool:
+    """Whether all numbers of that kind in these bytes are finite."""
+    dtype = _KINDS[kind]
+    return not dtype.is_floating_point or bool(torch.frombuffer(bytearray(piece), dtype=dtype).isfinite().all())
 
 
-@dataclass(frozen=True)
-class _Blamed:
-    """Turns any error inside into an error that blames the file."""
-
-    path: Path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, KeyError):
-            raise BundleError(f"{self.path} is damaged: it has no {error}") from None
-        if isinstance(error, Exception) and not isinstance(error, BundleError):
-            raise BundleError(
-                f"{self.path} is damaged ({str(error).splitlines()[0] if str(error) else error})"
-            ) from None
+def _checked_finite(tensor: Tensor, what: str) -> Tensor:
+    finite = not tensor.is_floating_point() or tensor.is_meta or bool(tensor.isfinite().all())
+    _demand(finite, f"{what} has numbers that are not finite")
+    return tensor
 
 
-def _end(part: Any, size: int) -> int:
-    """How many entries of an axis, from the first on, cover a part."""
-    if part is None:
-        return size
-    runs = part if isinstance(part, list) else [[0, part]]
-    fits = all(type(n) is int and n >= 0 for run in runs for n in run) and all(len(run) == 2 for run in runs)
-    _demand(bool(runs) and fits, f"{part} is not a part of an axis")
-    end = max(start + count for start, count in runs)
-    _demand(0 < end <= size and sum(count for _, count in runs) <= size, f"{part} is not a part of an axis of {size}")
-    return int(end)
+def _first(tensor: Tensor, ends: Sequence[int]) -> Tensor:
+    """The first entries along each axis; a copy unless that is all of them."""
+    if list(tensor.shape) == list(ends):
+        return tensor
+    return tensor[tuple(slice(0, end) for end in ends)].clone()
 
 
 def _composed(coefficients: Tensor, basis: Tensor) -> Tensor:
@@ -545,12 +988,24 @@ def _composed(coefficients: Tensor, basis: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Node:
-    """One operation: its function, its arguments as written, and which values no later operation needs."""
+    """One operation: its function, its arguments as written, and which values no later operation needs.
+
+    `makes`: whether it creates a tensor without inputs, and so needs to be told the device.
+    """
 
     function: Callable[..., Any]
     arguments: list[Any]
     options: dict[str, Any]
     done: tuple[int, ...]
+    makes: bool
+
+    def called(self, values: Sequence[Any], tensors: Sequence[Tensor], device: torch.device) -> Any:
+        """Its result."""
+        arguments = [_filled(argument, values, tensors) for argument in self.arguments]
+        options = {name: _filled(value, values, tensors) for name, value in self.options.items()}
+        if self.makes:
+            options["device"] = device
+        return self.function(*arguments, **options)
 
 
 class _Program:
@@ -577,30 +1032,24 @@ class _Program:
         """The output for an input."""
         values: list[Any] = [x, *[None] * len(self._nodes)]
         for place, node in enumerate(self._nodes):
-            arguments = [_filled(argument, values, tensors) for argument in node.arguments]
-            options = {name: _filled(value, values, tensors) for name, value in node.options.items()}
-            values[place + 1] = node.function(*arguments, **options)
+            values[place + 1] = node.called(values, tensors, x.device)
             for value in node.done:
                 values[value] = None
         output: Tensor = values[self._output]
         return output
 
-    def trial(self, note: _Note, tensors: Sequence[Tensor]) -> None:
+    def trial(self, note: _Note, bare: Sequence[Tensor]) -> None:
         """Refuse a program that does not run with these tensors on the meta device, or makes too large values."""
         kind = torch.int64 if note.tokens else torch.float32
         values: list[Any] = [torch.zeros(1, *note.input_shape, dtype=kind, device="meta")]
-        bare = [torch.empty_like(tensor, device="meta") for tensor in tensors]
         try:
             for node in self._nodes:
-                arguments = [_filled(argument, values, bare) for argument in node.arguments]
-                options = {name: _filled(value, values, bare) for name, value in node.options.items()}
-                options |= {"device": "meta"} if _makes(node.function) else {}
-                values.append(node.function(*arguments, **options))
+                values.append(node.called(values, bare, values[0].device))
                 _demand(_size_bytes(values[-1]) <= _MOST_BYTES, "one of its values is larger than 1 GiB per sample")
-            shape = tuple(values[self._output].shape)
+            output = values[self._output]
+            shape = tuple(output.shape)
         except Exception as error:  # torch raises exceptions of many types
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise BundleError(f"the bundle's network does not run: {reason}") from None
+            raise BundleError(f"the bundle's network does not run: {_first_line(error)}") from None
         if shape != (1, *note.output_shape):
             raise BundleError(f"the bundle's network returns {shape[1:]} per sample; its note says {note.output_shape}")
 
@@ -609,7 +1058,8 @@ class _Program:
         _demand(type(number) is int and 0 <= number < len(self._functions), f"operation {number} is not listed")
         _demand(all(0 <= value <= place for value in _values(node[1:])), "a value is used before it is computed")
         options = {str(name): _plain(value) for name, value in (more[0] if more else {}).items()}
-        return _Node(self._functions[number], [_plain(argument) for argument in arguments], options, tuple(done))
+        function = self._functions[number]
+        return _Node(function, [_plain(argument) for argument in arguments], options, tuple(done), _makes(function))
 
 
 @dataclass(frozen=True)
@@ -701,7 +1151,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _makes(function: Callable[..., Any]) -> bool:
-    """Whether an operation creates a tensor without inputs, and so needs to be told the device."""
+    """Whether an operation creates a tensor without inputs, on a device that it is told."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         return False
@@ -713,3 +1163,7 @@ def _size_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     return sum(_size_bytes(item) for item in value) if isinstance(value, list | tuple) else 0
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

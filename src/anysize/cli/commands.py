@@ -268,23 +268,41 @@ def customize(
     ] = None,
     robustness: Robustness = None,
     bundle: Annotated[
-        Path | None, typer.Option("--bundle", help="net.anysize: all sizes in one file for anysize.runtime.")
+        Path | None, typer.Option("--bundle", help="net.anysize: all sizes (or --size 0.1,0.5) in one file.")
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option("--runtime", help="What reads the bundle: torch or onnx (needs no PyTorch).")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="Of the bundle's large weights: float32, float16 or int8.")
+    ] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="State each size's latency on this machine.")] = False,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY", help="Sign the bundle with this ed25519 key (PEM).")
     ] = None,
     best: Best = False,
 ) -> None:
     """Cut a run's model to a size and write it as a file, or write all sizes as one."""
     from anysize.exports.formats import check_path
     from anysize.exports.formats import export as write
+    from anysize.exports.packing import PRECISIONS
     from anysize.runs.run import load
 
     if (to is None) == (bundle is None):
         raise UsageError("give either --to or --bundle")
     if bundle is not None:
-        if size is not None or budget or robustness is not None:
-            raise UsageError("--bundle writes every trained size; leave out --size, --budget and --robustness")
-        _bundle(load(directory, best=best), bundle)
+        if budget or robustness is not None:
+            raise UsageError("--bundle takes sizes by name, with every robustness; leave out --budget and --robustness")
+        for option, value, allowed in (("runtime", runtime, ("torch", "onnx")), ("precision", precision, PRECISIONS)):
+            if value not in (None, *allowed):
+                raise UsageError(f"--{option} {value}: allowed: {', '.join(allowed)}")
+        options: dict[str, Any] = {"latency": latency, "key": sign}
+        options |= {name: value for name, value in (("runtime", runtime), ("precision", precision)) if value}
+        _bundle(load(directory, best=best), bundle, size.split(",") if size is not None else None, options)
         return
     assert to is not None
+    if runtime or precision or latency or sign:
+        raise UsageError("--runtime, --precision, --latency and --sign belong to --bundle")
     if (size is None) == (not budget):
         raise UsageError("give either --size or --budget")
     check_path(to)
@@ -306,10 +324,12 @@ def customize(
 app.command("export", hidden=True)(customize)
 
 
-def _bundle(made: Run, path: Path) -> None:
-    done = made.bundle(path)
-    labels = ", ".join(offered.label for offered in made.offered)
-    say(f"{done.path}: sizes {labels}, {bytes_text(done.size_bytes)}; on a device: anysize.runtime.load('{path.name}')")
+def _bundle(made: Run, path: Path, sizes: list[str] | None, options: dict[str, Any]) -> None:
+    done = made.bundle(path, sizes, **options)
+    labels = ", ".join(sizes or [offered.label for offered in made.offered])
+    module = "onnx_runtime" if options.get("runtime") == "onnx" else "runtime"
+    load = f"anysize.{module}.load('{path.name}')"
+    say(f"{done.path}: sizes {labels}, {bytes_text(done.size_bytes)}; on a device: {load}")
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
 
 

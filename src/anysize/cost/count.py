@@ -123,6 +123,18 @@ def _parameters(method: Method[Any], module: nn.Module, meta: SubModel) -> int:
     return method.trained(module, meta) if isinstance(method, Masked) else trained_parameters(module)
 
 
+def finished_cost(network: nn.Module, example: Tensor) -> dict[str, int]:
+    """What a finished network costs where it runs, by the names of `Cost`.
+
+    Args:
+        network: with fixed statistics.
+        example: a batch of inputs on the meta device.
+    """
+    bare = hollow(network, constants=False)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return {"parameters": parameters, "macs": forward_macs(bare, example), "inference_bytes": own_bytes(network)}
+
+
 def training_cost(context: Context, method: Method[Any], sub_model: SubModel, example: Batch) -> dict[str, int]:
     """The costs that a client can compute from the sub-model it receives, by the names of `Cost`."""
     meta = on_meta(sub_model)

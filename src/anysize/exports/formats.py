@@ -102,6 +102,20 @@ def _difference(outputs: Tensor, expected: Tensor) -> float:
 def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
     if (missing := onnx_needs()) is not None:
         raise ModelError(missing)
+    program = onnx_program(network, inputs, path)
+    program.model.metadata_props["anysize"] = json.dumps(about, sort_keys=True)
+    program.save(str(path), external_data=False)
+
+
+def onnx_program(network: nn.Module, inputs: Tensor, path: Path, optimize: bool = True) -> torch.onnx.ONNXProgram:
+    """The network in ONNX's operations, for any number of samples.
+
+    Args:
+        network: with fixed statistics.
+        inputs: an example.
+        path: the file that it is for.
+        optimize: whether weights may be changed ahead, so that the graph does less.
+    """
     quiet = contextlib.redirect_stdout(io.StringIO())
     with traced("ONNX", path), warnings.catch_warnings(), quiet, silenced("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
@@ -112,10 +126,10 @@ def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> 
             input_names=["input"],
             output_names=["output"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
+            optimize=optimize,
         )
-        assert program is not None
-        program.model.metadata_props["anysize"] = json.dumps(about, sort_keys=True)
-        program.save(str(path), external_data=False)
+    assert program is not None
+    return program
 
 
 def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:

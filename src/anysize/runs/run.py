@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from anysize.client.batches import batches, draw
+from anysize.client.metrics import measure
 from anysize.client.process import hold_memory, one_thread
 from anysize.client.shards import finished, statistics_of
 from anysize.client.work import needs_calibration
 from anysize.config import extras
 from anysize.cost.budgets import best, needs
-from anysize.cost.count import Cost
+from anysize.cost.count import Cost, finished_cost
 from anysize.devices.budget import Budget
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.inprocess import InProcess
@@ -25,8 +26,10 @@ from anysize.experiment.brief import known_in
 from anysize.experiment.estimating import jobs
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Known
-from anysize.exports.bundle import Entry, write_bundle
+from anysize.exports.bundle import write_bundle
 from anysize.exports.formats import Exported
+from anysize.exports.onnx_bundle import write_onnx_bundle
+from anysize.exports.packing import Entry, Extras, Judge, Precision
 from anysize.methods.capabilities import Factored, Mixture, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
 from anysize.records import checkpoint as checkpoints
@@ -165,11 +168,32 @@ class Run:
         with one_thread():
             return finished(context, method, self.state, chosen, self._statistics([chosen]))
 
-    def bundle(self, path: str | Path, sizes: Sequence[float | str] | None = None) -> Exported:
-        """Write several sizes, by default all that are offered, to one file for `anysize.runtime`."""
+    def bundle(
+        self,
+        path: str | Path,
+        sizes: Sequence[float | str] | None = None,
+        *,
+        runtime: Literal["torch", "onnx"] = "torch",
+        precision: Precision = "float32",
+        latency: bool = False,
+        key: str | Path | None = None,
+    ) -> Exported:
+        """Write several sizes, by default all that are offered, to one file for devices.
+
+        The file states what every size costs and, if the data has a test part, its metrics there.
+
+        Args:
+            path: a path that ends in .anysize.
+            sizes: labels or widths.
+            runtime: what reads the file: "torch" for `anysize.runtime`, "onnx" for `anysize.onnx_runtime`.
+            precision: in which the file stores large weights; below float32 it also states the metrics of float32.
+            latency: whether the file states how long every size takes on this machine.
+            key: a file with the private key (ed25519, PEM) that signs the bundle.
+        """
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
         chosen = self.offered if sizes is None else [self.size(size) for size in sizes]
         values: Sequence[float | None] = [None] if levels is None else levels.values
+        extras = Extras(self._judge(), latency, precision, None if key is None else Path(key))
         entries = [
             Entry(
                 label=size.label,
@@ -178,11 +202,24 @@ class Run:
                 mixes=levels is not None and levels.mixes,
                 products=method.products(context, self.state, size) if isinstance(method, Factored) else {},
             )
-            for size in sorted(chosen, key=lambda size: size.width)
+            for size in sorted(chosen, key=lambda size: size.order)
         ]
+        example = self.experiment.signature.example(1)
+        entries = [replace(one, costs=finished_cost(next(iter(one.networks.values())), example)) for one in entries]
         about = {"run": self.config.name, "method": self.config.method.name, "round": self.round}
+        about |= {"metric": self.experiment.task.metric}
+        write = write_bundle if runtime == "torch" else write_onnx_bundle
         with one_thread():
-            return write_bundle(entries, path, self.experiment.signature, context.axes, about)
+            return write(entries, path, self.experiment.signature, context.axes, about, extras)
+
+    def _judge(self) -> Judge | None:
+        """Measures a network's metrics on the test part; None if the data has none here."""
+        context, batch = self.experiment.context, self.config.evaluation.batch_size
+        try:
+            part = evaluation_part(self.experiment)
+        except DataError:
+            return None
+        return lambda network: context.task.metrics(measure(context, _Called(network), part, batch))
 
     def fitting(self, budget: Budget) -> Size:
         """The largest offered size that fits a budget."""
@@ -297,6 +334,18 @@ class Run:
         most = self.config.evaluation.calibration_samples
         orders = [torch.randperm(len(part), generator=random)[:most] for part in parts]
         return [draw(part, index).x for part, order in zip(parts, orders) for index in batches(order, batch)]
+
+
+class _Called(nn.Module):
+    """A function of inputs, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the function returns."""
+        return self._function(x)
 
 
 def _known(directory: Path, about: Json) -> Known:

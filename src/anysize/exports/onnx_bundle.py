@@ -1,0 +1,155 @@
+"""One file for a device without PyTorch: every size of a run as ONNX graphs over shared tensors.
+
+`anysize.onnx_runtime` reads it; `packing` says how the tensors are stored. A graph holds no weights, only the names t0,
+t1, ... of the tensors that it gets. Where a method mixes robustness, the graph has the input "robustness", and mixes a
+tensor t3 that changes with it from l3, its numbers at the low end, and h3, those at the high end.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anysize.elastic.axes import Axes
+from anysize.elastic.skeleton import named_tensors
+from anysize.errors import ModelError
+from anysize.experiment.signature import Signature
+from anysize.exports.formats import Exported, onnx_needs, onnx_program
+from anysize.exports.packing import PLAIN, Entry, Extras, Form, Reader, changing, write
+from anysize.wire import Json, Tensors
+
+_INLINE = 64  # entries; a larger constant is stored with the tensors
+
+
+def write_onnx_bundle(
+    entries: Sequence[Entry],
+    path: str | Path,
+    signature: Signature,
+    axes: Axes,
+    about: Json | None = None,
+    extras: Extras = PLAIN,
+) -> Exported:
+    """Write the sizes as one file for `anysize.onnx_runtime`; as `bundle.write_bundle`, checked in the same way."""
+    if (missing := onnx_needs()) is not None:
+        raise ModelError(missing)
+    return write(entries, Path(path), signature, axes, about or {}, extras, _Onnx())
+
+
+class _Onnx(Form):
+    """ONNX graphs, read by `anysize.onnx_runtime`."""
+
+    formats = ("anysize-onnx-1", "anysize-onnx-2")
+
+    def traced(self, entry: Entry, inputs: Tensor, path: Path) -> tuple[bytes, list[str], Tensors]:
+        first = next(iter(entry.networks.values()))
+        model = onnx_program(first, inputs, path, optimize=False).model_proto
+        if model.functions:
+            import onnx.inliner
+
+            model = onnx.inliner.inline_local_functions(model)
+        own = {name for name, _ in named_tensors(first)}
+        held = {i.name: i for i in model.graph.initializer if i.name in own or np.prod(i.dims) > _INLINE}
+        constants = {name: _constant(tensor) for name, tensor in held.items() if name not in own}
+        names = list(held)
+        mixed = changing(entry, names, constants) if entry.mixes else []
+        return _bare(model, names, mixed), names, constants
+
+    def graphs(self, programs: Sequence[bytes]) -> tuple[list[Json], Tensors]:
+        packed = zlib.compress(b"".join(programs), 9)
+        listed: list[Json] = [{"bytes": len(program)} for program in programs]
+        return listed, {"graphs": torch.frombuffer(bytearray(packed), dtype=torch.uint8)}
+
+    def read(self, path: Path) -> Reader:
+        return _Read(path)
+
+
+class _Read(Reader):
+    def __init__(self, path: Path) -> None:
+        from anysize import onnx_runtime
+        from anysize.runtime import BundleError
+
+        try:
+            self._network = onnx_runtime.load(path, threads=1)
+        except onnx_runtime.BundleError as error:
+            raise BundleError(str(error)) from None
+
+    def switch(self, size: str, robustness: float | None) -> None:
+        self._network.switch(size, robustness)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self._network(x.numpy()))
+
+    def latencies(self) -> Mapping[str, float]:
+        return self._network.measure()
+
+
+def _constant(tensor: Any) -> Tensor:
+    """A constant of the graph that is no parameter."""
+    import onnx.numpy_helper
+
+    return torch.from_numpy(np.array(onnx.numpy_helper.to_array(tensor)))
+
+
+def _bare(model: Any, names: Sequence[str], mixed: Sequence[int]) -> bytes:
+    """The model without the tensors of these names and without anything that is only for readers.
+
+    Args:
+        model: ONNX's.
+        names: the tensors, t0, t1, ... from now on.
+        mixed: the places of those that are mixed from two.
+    """
+    from onnx import TensorProto, helper
+
+    graph = model.graph
+    short = {name: f"t{place}" for place, name in enumerate(names)}
+    short |= {value: f"v{place}" for place, value in enumerate(value for node in graph.node for value in node.output)}
+    short |= {value.name: value.name for value in (*graph.input, *graph.output)}
+    short[""] = ""
+    nodes = [_short(node, short) for node in graph.node]
+    inputs, initial = list(graph.input), []
+    for place, tensor in enumerate(i for name in names for i in graph.initializer if i.name == name):
+        ends = (f"l{place}", f"h{place}") if place in mixed else (f"t{place}",)
+        initial += [_outside(tensor, name) for name in ends]
+    initial += [i for i in graph.initializer if i.name not in names]
+    first = []
+    for place in mixed:
+        low, high, between, step = (f"{kind}{place}" for kind in "lhds")
+        first.append(helper.make_node("Sub", [high, low], [between]))
+        first.append(helper.make_node("Mul", [between, "robustness"], [step]))
+        first.append(helper.make_node("Add", [low, step], [f"t{place}"]))
+    if mixed:
+        inputs.append(helper.make_tensor_value_info("robustness", TensorProto.FLOAT, []))
+    made = helper.make_graph([*first, *nodes], "network", inputs, list(graph.output), initial)
+    bare = helper.make_model(made, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+    data: bytes = bare.SerializeToString(deterministic=True)
+    return data
+
+
+def _short(node: Any, short: Mapping[str, str]) -> Any:
+    """A node with other names for its values."""
+    from onnx import NodeProto
+
+    return NodeProto(
+        op_type=node.op_type,
+        domain=node.domain,
+        input=[short.get(name, name) for name in node.input],
+        output=[short[name] for name in node.output],
+        attribute=node.attribute,
+    )
+
+
+def _outside(tensor: Any, name: str) -> Any:
+    """A tensor of that shape and type whose numbers a session gets from outside."""
+    from onnx import StringStringEntryProto, TensorProto
+
+    place = StringStringEntryProto(key="location", value=name)
+    kind = TensorProto.EXTERNAL
+    return TensorProto(
+        name=name, dims=tensor.dims, data_type=tensor.data_type, data_location=kind, external_data=[place]
+    )
