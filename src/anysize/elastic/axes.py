@@ -381,7 +381,8 @@ def trace(
 
     Args:
         module: Any plain module, on any device.
-        example: Its input, or a tuple of inputs; only shapes and types matter. Use a batch of two or more.
+        example: Its input, or a tuple of inputs. Only shapes and types matter, unless the forward reads the values of
+            integers, such as which symbols end a text. Use a batch of two or more.
         keep: Patterns of parameter or module names. The output side of what they match is kept whole, with all
             that is coupled to it. A pattern also matches the end of a dotted name.
         heads: What is elastic in attention: channels "within" every head, or "whole" heads.
@@ -509,8 +510,9 @@ def _assemble(
     sets: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for root, axes in homes.items():
         sets.setdefault(tuple(axes), []).append(root)
-    group = np.full(len(classes.parent), -1)
-    unit = np.full(len(classes.parent), -1)
+    parent = classes.parent
+    group = np.full(len(parent), -1)
+    unit = np.full(len(parent), -1)
     drafts: list[tuple[str, int, bool]] = []
     ordered = sorted(sets.items(), key=lambda entry: _place(entry[0], producers, ran))
     for axes_of, roots in ordered:
@@ -522,7 +524,7 @@ def _assemble(
         members = np.array(sorted(members.tolist(), key=lambda root: first[root]))
         unit[members] = np.arange(len(members))
         drafts.append((_layer(main[0]), len(roots), bool(np.isin(members, fixed).any())))
-    group, unit = group[classes.parent], unit[classes.parent]
+    group, unit = group[parent], unit[parent]
     names = _unique([name for name, _, _ in drafts])
     groups = tuple(
         Group(name, size, _members(ran, group, unit, number), cold)
@@ -536,14 +538,14 @@ def _assemble(
     persistent = module.state_dict().keys()
     found = _Found(
         atoms=ran.atoms,
-        classes=torch.from_numpy(np.unique(classes.parent, return_inverse=True)[1]),
+        classes=torch.from_numpy(np.unique(parent, return_inverse=True)[1]),
         group=torch.from_numpy(group),
         unit=torch.from_numpy(unit),
         notes=tuple(ran.tracer.notes),
         attributes=ran.attributes,
         inputs=ran.tracer.inputs,
         outputs=ran.tracer.outputs,
-        example=tuple(torch.empty_like(part, device="meta") for part in example),
+        example=tuple(_remembered(part) for part in example),
         overrides=overrides,
         heads=heads,
     )
@@ -555,6 +557,11 @@ def _assemble(
         _fixed(ran, group, producers),
         found,
     )
+
+
+def _remembered(part: Tensor) -> Tensor:
+    """An input as the trace used it: of floating-point numbers only the shape and type, of others the values too."""
+    return torch.empty_like(part, device="meta") if part.is_floating_point() else part.detach().clone()
 
 
 def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
 from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in
 from anysize.elastic.tracing.tracer import Heads, Tracer
+from anysize.elastic.tracing.values import known_values, on_meta
 
 _FACTORIES = frozenset(f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")) | {
     "rand",
@@ -135,7 +138,7 @@ class _MetaCopies(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == torch.Tensor.__deepcopy__:
-            return torch.empty_like(args[0], device="meta", requires_grad=False)
+            return on_meta(args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -147,12 +150,12 @@ def stored(module: nn.Module) -> dict[str, Tensor]:
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
-    """The same module on the meta device; no tensor's contents are copied."""
+    """The same module on the meta device; no contents are copied but those of small buffers of integers."""
     memo: dict[int, Any] = {}
     with torch.no_grad():
         for tensor in stored(module).values():
-            small = tensor.detach().to("meta")
             keep = isinstance(tensor, nn.Parameter)
+            small = tensor.detach().to("meta") if keep else on_meta(tensor)
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if keep else small
         with _MetaCopies():
             return copy.deepcopy(module, memo)
@@ -160,16 +163,58 @@ def meta_copy(module: nn.Module) -> nn.Module:
 
 def _trace_integers(module: nn.Module) -> dict[str, int]:
     """The integers on the user's own modules by path; each is replaced by one that remembers its path."""
-    found = {}
+    found: dict[str, int] = {}
+    seen: set[int] = set()
     for path, owner in module.named_modules():
-        if type(owner).__module__.startswith("torch.nn"):
-            continue
-        for name, value in list(vars(owner).items()):
-            if type(value) is int and value > 1:
-                dotted = f"{path}.{name}" if path else name
-                found[dotted] = value
-                owner.__dict__[name] = TracedInt(value, Attribute(dotted))
+        if not type(owner).__module__.startswith("torch.nn"):
+            _trace_fields(owner, f"{path}." if path else "", found, seen)
     return found
+
+
+def _trace_fields(owner: Any, prefix: str, found: dict[str, int], seen: set[int]) -> None:
+    """Replace the integers among an object's fields, in its lists and tuples, and in objects of settings."""
+    seen.add(id(owner))
+    for name, value in list(vars(owner).items()):
+        if type(value) in (int, list, tuple):
+            owner.__dict__[name] = _traced(value, prefix + name, found)
+        elif _holds_settings(value) and id(value) not in seen:
+            _trace_fields(value, f"{prefix}{name}.", found, seen)
+
+
+def _traced(value: Any, path: str, found: dict[str, int]) -> Any:
+    if type(value) is int and value > 1:
+        found[path] = value
+        return TracedInt(value, Attribute(path))
+    if type(value) in (list, tuple) and any(type(part) is int for part in value):
+        return type(value)(_traced(part, f"{path}[{place}]", found) for place, part in enumerate(value))
+    return value
+
+
+def _holds_settings(value: Any) -> bool:
+    """Whether a deep copy copied this object field by field, such as the configuration that modules share."""
+    kind = type(value)
+    plain = kind.__reduce__ is object.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
+    special = callable(value) or isinstance(value, Tensor | nn.Module) or hasattr(kind, "__deepcopy__")
+    return plain and not special and hasattr(value, "__dict__")
+
+
+def assign(owner: Any, path: str, value: int) -> None:
+    """Set an integer that tracing found, by its path."""
+    steps = re.findall(r"[^.\[\]]+", path)
+    _placed(owner, steps, value)
+
+
+def _placed(owner: Any, steps: Sequence[str], value: Any) -> Any:
+    """What stands in the place of `owner` once the value at the end of these steps is set."""
+    if not steps:
+        return value
+    if isinstance(owner, list | tuple):
+        parts = [_placed(part, steps[1:], value) if str(n) == steps[0] else part for n, part in enumerate(owner)]
+        return type(owner)(parts)
+    new = _placed(getattr(owner, steps[0]), steps[1:], value)
+    if steps[0] in vars(owner):
+        vars(owner)[steps[0]] = new
+    return owner
 
 
 _SIZED_LAYERS = (
@@ -249,7 +294,7 @@ def run(
             tracer.adopt(tensor, name, tensors[id(tensor)][1])
         found.atoms[name] = tensors[id(tensor)][1]
     _watch_modules(tracer, network)
-    given = tuple(torch.empty_like(part, device="meta", requires_grad=False) for part in example)
+    given = tuple(on_meta(part) for part in example)
     try:
         result = _forward(network, given, tracer)
     except Exception as error:
@@ -275,15 +320,30 @@ def unread_masks() -> Iterator[None]:
 
 
 @contextmanager
+def forgetful_einops() -> Iterator[None]:
+    """Inside, einops computes sizes anew: it remembers them by number, but here a size stands for one axis."""
+    library: Any = sys.modules.get("einops.einops")
+    if not hasattr(library, "_reconstruct_from_shape_uncached"):
+        yield
+        return
+    remembering = library._reconstruct_from_shape
+    library._reconstruct_from_shape = library._reconstruct_from_shape_uncached
+    try:
+        yield
+    finally:
+        library._reconstruct_from_shape = remembering
+
+
+@contextmanager
 def without_data() -> Iterator[None]:
-    """For passes on the meta device: tensors that a network creates are there too, and no path depends on values.
+    """For passes on the meta device: tensors that a network creates are there too, and no path depends on data.
 
     Torch's transformer layers also have a fused path, which hides its operations; it is switched off.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with unread_masks(), torch.device("meta"):
+        with unread_masks(), known_values():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -292,6 +352,7 @@ def without_data() -> Iterator[None]:
 def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> Any:
     with ExitStack() as stack:
         stack.enter_context(without_data())
+        stack.enter_context(forgetful_einops())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.enter_context(SizeWatch(tracer))

@@ -179,13 +179,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         A plane that is already pinned gives way; otherwise the one with fewer classes does, and is pinned.
         """
         chosen: dict[tuple[int, ...], Tensor] = {}
-        pinned = self.classes.pinned_roots() if len(planes) > 1 else None
         for plane in planes:
             rival = chosen.setdefault(varying(plane), plane)
-            if rival is plane or pinned is None:
+            if rival is plane:
                 continue
-            roots = [np.unique(self.classes.roots(each).numpy()) for each in (rival, plane)]
-            ranks = [(not pinned[own].all(), own.size) for own in roots]
+            ranks = [
+                (not self.classes.is_pinned(each), np.unique(self.classes.roots(each).numpy()).size)
+                for each in (rival, plane)
+            ]
             winner, loser = (plane, rival) if ranks[1] > ranks[0] else (rival, plane)
             self.classes.pin(loser)
             chosen[varying(plane)] = winner
@@ -267,9 +268,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def settle_grids(self) -> None:
         """Settle every grid seen and every pair of sizes that the code makes equal, until nothing changes."""
         for resolve in (self._settle_each_grid, self._couple_sizes):
-            before = self.classes.parent.copy()
+            before = self.classes.changes
             resolve()
-            if not np.array_equal(before, self.classes.parent):
+            if self.classes.changes != before:
                 self.settle_grids()  # sizes can be compared only after every grid has its shape
                 return
 
@@ -387,8 +388,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def free(self, plane: Tensor) -> bool:
         """Whether no unit of this plane can be dropped, so that any operation may read it."""
-        roots = self.classes.roots(plane).numpy()
-        return bool(self.classes.pinned_roots()[roots].all()) or self.released(self, plane)
+        return self.classes.is_pinned(plane) or self.released(self, plane)
 
     def refuse(self, call: Call) -> None:
         """Raise the error for an operation that has no rule."""
