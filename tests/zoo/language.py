@@ -195,7 +195,7 @@ ENTRIES: list[Entry] = [
     }, frames_and_tokens, ["input_features", "decoder_input_ids"]),
     # images
     *(seeing(name) for name in (
-        "vit", "deit", "vit_msn", "beit", "data2vec-vision", "dinov2", "ijepa", "dinov2_with_registers",
+        "vit", "vit_msn", "beit", "data2vec-vision", "dinov2", "ijepa", "dinov2_with_registers",
     )),
     seeing("swin", STAGES, image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4),
     seeing("swinv2", STAGES, image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4),

@@ -292,7 +292,7 @@ class Axes:
         alive = self.alive(kept)
         result = torch.ones(extent.size, dtype=torch.bool)
         for plane in extent.planes:
-            result &= alive[plane].movedim(extent.axis, 0).flatten(1).any(1)
+            result &= alive[plane].movedim(extent.axis, 0).reshape(extent.size, -1).any(1)
         return result[: extent.stop]
 
     def attributes(self, kept: Kept) -> dict[str, int]:

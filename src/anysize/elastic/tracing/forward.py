@@ -302,6 +302,8 @@ def run(
         raise
     chosen = pick(result) if pick is not None else result
     leaves = [leaf for leaf in tree_flatten(chosen)[0] if isinstance(leaf, Tensor)]
+    for leaf in leaves:
+        tracer.read(leaf)
     found.outputs = [tracer.extents(leaf) for leaf in leaves]
     found.unused = [name for name, tensor in stored(network).items() if id(tensor) not in tracer.seen]
     return found

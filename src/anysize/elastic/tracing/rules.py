@@ -84,10 +84,15 @@ def _select(tracer: Tracer, call: Call) -> None:
     """Taking one index of an axis fixes that axis, or unites a grid along it."""
     source, bound = call.args[0], call.bound()
     axes = [int(bound[name]) % source.dim() for name in ("dim", "dim1", "dim2") if name in bound]
-    for plane in tracer.labels(source).planes:
-        for axis in axes:
-            plane = tracer.fix_along(plane, axis)
-    move_labels(tracer, call)
+    planes = tracer.labels(source).planes
+    ended = [plane for plane in planes if len(axes) == 1 and varying(plane) == (axes[0],)]
+    others = [plane for plane in planes if not any(plane is end for end in ended)]
+    for axis in axes:
+        others = [tracer.fix_along(plane, axis) for plane in others]
+    move_labels(tracer, call, others)
+    for result in call.results():
+        for plane in ended:
+            tracer.pin_if_read(result, plane)
 
 
 @rule("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unsafe_chunk")
@@ -466,6 +471,20 @@ def _matmul(tracer: Tracer, call: Call) -> None:
         operands = [(tuple(result.shape), own), (tuple(added[0].shape), tracer.labels(added[0]))]
         planes = tracer.combine(operands, result.dim())
     tracer.put(result, planes if added else own.planes, static=static)
+
+
+@rule("_grouped_mm")
+def _grouped_product(tracer: Tracer, call: Call) -> None:
+    """(rows, k) x (experts, k, columns): each row meets the matrix of its expert."""
+    left, right = call.args[:2]
+    first, second = tracer.labels(left), tracer.labels(right)
+    planes = _clear_of(tracer, second.planes, [0])
+    into, made = (tracer.lane([plane for plane in planes if plane.shape[axis] > 1], axis) for axis in (1, 2))
+    tracer.couple(tracer.lane([plane for plane in first.planes if plane.shape[1] > 1], 1), into, loose=first.neutral)
+    if made is not None and second.static:
+        tracer.produce([made])
+    rows = [plane for plane in first.planes if plane.shape[1] == 1]
+    tracer.put(call.results()[0], [*rows, *([made.reshape(1, -1)] if made is not None else [])])
 
 
 def _result_axes(name: str) -> tuple[int, ...]:

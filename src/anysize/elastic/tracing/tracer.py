@@ -132,6 +132,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.origin: dict[int, tuple[str, int]] = {}
         self.seen: set[int] = set()
         self.released: Callable[[Tracer, Tensor], bool] = lambda tracer, plane: False
+        self._debts: dict[int, list[Tensor]] = {}
         # Hold the tensors too: an id is a valid key only while its tensor lives.
         self._labels: dict[int, tuple[Tensor, Labels]] = {}
 
@@ -191,6 +192,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.classes.pin(loser)
             chosen[varying(plane)] = winner
         return tuple(chosen.values())
+
+    def pin_if_read(self, tensor: Tensor, plane: Tensor) -> None:
+        """Pin a plane as soon as an operation reads this tensor; one made only for its shape pins nothing."""
+        self._debts.setdefault(id(tensor), []).append(plane)
+
+    def read(self, tensor: Tensor) -> None:
+        """Take note that the contents of a tensor matter."""
+        for plane in self._debts.pop(id(tensor), ()):
+            self.classes.pin(plane)
 
     def adopt(self, tensor: Tensor, name: str, labels: Sequence[Tensor | None]) -> None:
         """Give a parameter or buffer one plane for each axis with labels."""
@@ -351,6 +361,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def follow(self, call: Call) -> None:
         """Label what an operation returned."""
+        for tensor in call.tensors():
+            self.read(tensor)
         given = [self.labels(tensor) for tensor in call.tensors()]
         try:
             self._follow(call, given)
@@ -539,11 +551,11 @@ def _refuse_partial_write(tracer: Tracer, call: Call, target: Tensor) -> None:
         )
 
 
-def move_labels(tracer: Tracer, call: Call) -> None:
-    """Apply the operation itself to every plane."""
+def move_labels(tracer: Tracer, call: Call, chosen: Iterable[Tensor] | None = None) -> None:
+    """Apply the operation itself to every plane, or to the chosen ones."""
     source = call.tensors()[0]
     planes: list[list[Tensor]] = [[] for _ in call.results()]
-    for plane in tracer.labels(source).planes:
+    for plane in tracer.labels(source).planes if chosen is None else chosen:
         full = expanded(plane, source).contiguous()
         moved_parts = call.func(full, *call.args[1:], **call.kwargs)
         for place, moved in enumerate(tree_flatten(moved_parts)[0]):

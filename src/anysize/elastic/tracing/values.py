@@ -78,6 +78,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if any(tag in func.tags for tag in _DATA_NEEDED):
             return self._read(func, args, kwargs)
+        if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:  # on the meta device only of half precision
+            return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("meta")}
         args, kwargs = tree_map(_as_meta, (args, kwargs)) if given else (args, kwargs)
@@ -242,6 +244,21 @@ _GUESSES: dict[str, Callable[[Any, Any, Any], Any]] = {
 # --- reading and making by functions that the dispatcher does not see ------------------------------------------------
 
 
+_READ = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__format__)
+_INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _listed_places(index: Any) -> Any:
+    """The index with each list of integers as a tensor of known values."""
+    if isinstance(index, tuple):
+        return tuple(_listed_places(part) if isinstance(part, list) else part for part in index)
+    if not isinstance(index, list) or not index or not all(type(part) is int for part in index):
+        return index
+    with _plainly():
+        value = torch.tensor(index, device="cpu")
+        return know(value.to("meta"), value)
+
+
 class MetaDevice(DeviceContext):  # type: ignore[no-untyped-call]
     """Tensors are made on the meta device; of those made from Python numbers the values are known."""
 
@@ -250,10 +267,12 @@ class MetaDevice(DeviceContext):  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__) and args[0].is_meta:
+        if func in _READ and args[0].is_meta:
             value = value_of(args[0])
             if value is not None:
                 return func(value, *args[1:], **kwargs)
+        if func in _INDEXED:
+            args = (args[0], _listed_places(args[1]), *args[2:])
         result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if func in (torch.tensor, torch.as_tensor) and isinstance(result, Tensor) and result.is_meta:
             return self._made(func, args, kwargs, result)
