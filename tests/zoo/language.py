@@ -18,8 +18,8 @@ SMALL: dict[str, Any] = {
 SHARED_KEYS: dict[str, Any] = {**SMALL, "num_key_value_heads": 2}
 GPT: dict[str, Any] = {**SYMBOLS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_ctx": 64}
 EXPERTS: dict[str, Any] = {
-    **SHARED_KEYS, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24, "n_routed_experts": 4,
+    **SHARED_KEYS, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "n_routed_experts": 4,
 }  # fmt: skip
 LATENT: dict[str, Any] = {
     **EXPERTS, "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
@@ -210,9 +210,6 @@ ENTRIES: list[Entry] = [
     seeing("focalnet", STAGES, image_size=32, embed_dim=16, depths=[1, 1], hidden_sizes=[16, 32], focal_levels=[1, 1],
            focal_windows=[3, 3]),
     seeing("hiera", STAGES, size=64, image_size=[64, 64], embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 2, 4, 8]),
-    seeing("cvt", STAGES, embed_dim=[16, 32, 32], num_heads=[1, 2, 4], depth=[1, 1, 2]),
-    seeing("levit", STAGES, size=64, image_size=64, hidden_sizes=[16, 32, 48], num_attention_heads=[2, 4, 4],
-           depths=[1, 1, 1], key_dim=[8, 8, 8]),
     seeing("mobilevit", STAGES, image_size=64, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 48],
            num_attention_heads=4, size=64),
     seeing("mobilevitv2", STAGES, size=64, image_size=64, width_multiplier=0.25),
@@ -220,7 +217,7 @@ ENTRIES: list[Entry] = [
     seeing("resnet", STAGES, embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1]),
     seeing("regnet", STAGES, embedding_size=8, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], groups_width=8),
     seeing("bit", STAGES, embedding_size=16, hidden_sizes=[32, 64, 96, 128], depths=[1, 1, 1, 1], num_groups=8),
-    seeing("efficientnet", STAGES, width_coefficient=0.25, depth_coefficient=0.25, hidden_dim=64, image_size=64,
+    seeing("efficientnet", STAGES, width_coefficient=0.25, depth_coefficient=0.25, image_size=64,
            size=64),
     seeing("swiftformer", STAGES, size=64, image_size=64, embed_dims=[16, 16, 32, 32], depths=[1, 1, 1, 1]),
     seeing("textnet", STAGES, size=64),

@@ -18,7 +18,6 @@ OUT = Path(__file__).parent / "findings.json"
 
 def main(patterns: list[str]) -> None:
     warnings.simplefilter("ignore")
-    known = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name, entry in ENTRIES.items():
         if patterns and not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             continue
@@ -36,6 +35,7 @@ def main(patterns: list[str]) -> None:
             found.error[:400] or f"{found.parameters} exact {found.exact}/{found.tried} {found.trace_s}s",
             flush=True,
         )
+        known = json.loads(OUT.read_text()) if OUT.exists() else {}
         known[name] = {key: value for key, value in found.as_row().items() if key != "name"}
         OUT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from anysize.elastic.tracing import rules  # noqa: F401 - a rule is known once its module is loaded
 from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
-from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in
+from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in, compared
 from anysize.elastic.tracing.tracer import Heads, Tracer
 from anysize.elastic.tracing.values import known_values, on_meta
 
@@ -67,7 +69,8 @@ class SizeWatch(TorchFunctionMode):
     def _given(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         if name in _FACTORIES:
             sizes = args[1:] if name.startswith("new_") else args
-            self._made(_listed(sizes, kwargs.get("size")), result)
+            named = _counted(args, kwargs) if name == "arange" else _listed(sizes, kwargs.get("size"))
+            self._made(named, result)
         elif name in _RESHAPES:
             self._sized(_listed(args[1:], kwargs.get("shape", kwargs.get("size"))), result, 0)
         elif name == "unflatten":
@@ -114,9 +117,7 @@ class SizeWatch(TorchFunctionMode):
 
     def _cut(self, tensor: Tensor, index: Any) -> None:
         """Note where slices with known bounds begin and end."""
-        entries = index if isinstance(index, tuple) else (index,)
-        if any(entry is None or entry is Ellipsis or isinstance(entry, Tensor) for entry in entries):
-            return
+        entries = _by_axis(index if isinstance(index, tuple) else (index,), tensor.dim())
         for extent, entry in zip(self.tracer.extents(tensor), entries):
             bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
             for bound in bounds:
@@ -125,12 +126,39 @@ class SizeWatch(TorchFunctionMode):
                     self.tracer.notes.append(SizeNote(bound.expression, cut))
 
 
+def _by_axis(entries: Sequence[Any], dims: int) -> list[Any]:
+    """What an index asks of each axis; an empty list if it holds tensors or lists."""
+    if any(isinstance(entry, Tensor | list) for entry in entries):
+        return []
+    own = [entry for entry in entries if entry is not None]
+    if Ellipsis in own:
+        place = own.index(Ellipsis)
+        own[place : place + 1] = [slice(None)] * (dims - len(own) + 1)
+    return own
+
+
 def _listed(sizes: Sequence[Any], named: Any) -> Sequence[Any]:
     """Sizes given one by one, as one sequence, or by name."""
     if not sizes:
         return tuple(named) if isinstance(named, Sequence) else ()
     first = sizes[0]
     return tuple(first) if isinstance(first, Sequence) else sizes
+
+
+def _counted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """The size of a range, as an expression of its ends where they are whole numbers."""
+    first, last, step = (kwargs.get(name) for name in ("start", "end", "step"))
+    given = [*args[:3], *([None] * (3 - len(args)))]
+    if len(args) == 1:
+        last = given[0]
+    elif args:
+        first, last, step = given[0], given[1], given[2] if step is None else step
+    ends = (0 if first is None else first, last, 1 if step is None else step)
+    if not all(isinstance(end, int) or (isinstance(end, float) and end.is_integer()) for end in ends) or ends[2] < 1:
+        return ()
+    start, stop, stride = (end if isinstance(end, int) else int(end) for end in ends)
+    size = stop - start if start else stop
+    return (size if stride == 1 else (size + (stride - 1)) // stride,)
 
 
 class _MetaCopies(TorchFunctionMode):
@@ -305,8 +333,38 @@ def run(
     for leaf in leaves:
         tracer.read(leaf)
     found.outputs = [tracer.extents(leaf) for leaf in leaves]
-    found.unused = [name for name, tensor in stored(network).items() if id(tensor) not in tracer.seen]
+    found.unused = _unread(network, tracer)
+    if any(name in dict(network.named_parameters()) for name in found.unused):
+        _train_too(network, given, tracer)
+        found.unused = _unread(network, tracer)
     return found
+
+
+def _unread(network: nn.Module, tracer: Tracer) -> list[str]:
+    return [name for name, tensor in stored(network).items() if id(tensor) not in tracer.seen]
+
+
+def _train_too(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> None:
+    """Follow a forward in training mode too, for parameters that are read only there; all it returns keeps its size.
+
+    If it cannot run without data, nothing of it counts.
+    """
+    before = tracer.snapshot()
+    draws = numpy.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            result = _forward(network.train(), given, tracer)
+    except Exception:  # a user's forward may raise anything
+        tracer.restore(before)
+        return
+    finally:
+        numpy.random.set_state(draws[0])
+        random.setstate(draws[1])
+        network.eval()
+    for leaf in (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)):
+        tracer.read(leaf)
+        for plane in (plane for extent in tracer.extents(leaf) for plane in extent.planes):
+            tracer.classes.pin(plane)
 
 
 @contextmanager
@@ -358,5 +416,6 @@ def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> A
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.enter_context(SizeWatch(tracer))
+        stack.enter_context(compared(lambda extent, wanted: tracer.notes.append(SizeNote(wanted, extent))))
         stack.enter_context(tracer)
         return network(*given)

@@ -53,10 +53,34 @@ def _view(tracer: Tracer, call: Call) -> None:
 
 @rule("as_strided")
 def _as_strided(tracer: Tracer, call: Call) -> None:
-    """Strides mean the same on a plane only where the tensor is contiguous."""
-    if not call.tensors()[0].is_contiguous():
+    """Labels are laid out in memory as the tensor is, and read with the new strides."""
+    source, result = call.tensors()[0], call.results()[0]
+    first = result.storage_offset() - source.storage_offset()
+    if first < 0 or first + _span(result) > _span(source):
         tracer.refuse(call)
-    move_labels(tracer, call)
+    planes = []
+    for plane in tracer.labels(source).planes:
+        memory = torch.zeros(_span(source), dtype=torch.int64, device="cpu")
+        memory.as_strided(tuple(source.shape), source.stride()).copy_(expanded(plane, source))
+        planes.append(memory.as_strided(tuple(result.shape), result.stride(), first).clone())
+    put_all(tracer, call, [tuple(planes)], like=source)
+
+
+def _span(tensor: Tensor) -> int:
+    """How many elements of memory lie between the first and the last of a tensor."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+
+
+@rule("unsqueeze", "transpose", "t", "swapaxes")
+def _move_axes(tracer: Tracer, call: Call) -> None:
+    """Axes move; also those of the tensor itself, where the operation works in place."""
+    source = call.tensors()[0]
+    if call.func.is_view:
+        move_labels(tracer, call)
+        return
+    move = getattr(torch, call.name)
+    planes = tuple(move(plane, *call.args[1:], **call.kwargs) for plane in tracer.labels(source).planes)
+    put_all(tracer, call, [planes], like=source)
 
 
 @rule("constant_pad_nd")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 import traceback
@@ -141,6 +142,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.paused:
             self.follow(Call(func, args, kwargs or {}, out))
         return out
+
+    def snapshot(self) -> Any:
+        """What is known now, for `restore`."""
+        own = (self.grids, self.notes, self.inputs, self.outputs, self.producers, self.seen)
+        return copy.deepcopy(self.classes), [copy.copy(each) for each in own]
+
+    def restore(self, before: Any) -> None:
+        """Forget what was learned since a snapshot."""
+        self.classes.__dict__.update(before[0].__dict__)
+        self.grids, self.notes, self.inputs, self.outputs, self.producers, self.seen = before[1]
+        self.stack, self.paused = [""], False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -299,6 +311,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 by_attribute.setdefault(wanted.path, []).append(note.extent)
         for extents in by_attribute.values():
             self._match(extents)
+            self._keep_fixed(extents)
         for note in self.notes:
             self._couple_quotient(note, by_attribute)
 
@@ -307,6 +320,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for lane in lanes[1:]:
             if lane.shape == lanes[0].shape and not self._same_count(lanes[0], lane):
                 self.classes.unite(lanes[0], lane)
+
+    def _keep_fixed(self, extents: Sequence[Extent]) -> None:
+        """Pin the axes that take their size from an attribute which is also the size of an axis that never shrinks."""
+        whole = [extent for extent in extents if extent.stop is None]
+        if any(all(self.classes.is_pinned(plane) for plane in extent.planes) for extent in whole):
+            for lane in (lane for lane in map(self._own_lane, whole) if lane is not None):
+                self.classes.pin(lane)
 
     def _same_count(self, whole: Tensor, part: Tensor) -> bool:
         """Whether the same fraction of both stays at every width: they hold the same classes equally often."""
@@ -532,7 +552,7 @@ def _pointwise(tracer: Tracer, call: Call) -> None:
     given = [tracer.labels(tensor) for tensor in tensors]
     planes = tracer.combine([(tuple(t.shape), own) for t, own in zip(tensors, given)], result.dim())
     if result is tensors[0] and planes and not given[0].planes:
-        _refuse_partial_write(tracer, call, result)
+        _write_part(tracer, call, result, planes)
     tracer.put(
         result,
         planes,
@@ -541,14 +561,37 @@ def _pointwise(tracer: Tracer, call: Call) -> None:
     )
 
 
-def _refuse_partial_write(tracer: Tracer, call: Call, target: Tensor) -> None:
-    """Refuse a write into a part of a tensor: it would have to change the labels of the whole."""
-    if target.numel() * target.element_size() < target.untyped_storage().nbytes():
-        raise ModelError(
-            f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of "
-            "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or keep the layers "
-            "that feed it whole with keep=[...]"
-        )
+def _write_part(tracer: Tracer, call: Call, part: Tensor, planes: Planes) -> None:
+    """Label the tensor that `part` is a view of, since units were written into that part."""
+    whole = part._base
+    if whole is None or whole.numel() == part.numel():
+        return
+    for plane in planes:
+        axes = varying(plane)
+        found = [axis for axis in range(whole.dim()) if whole.stride(axis) == part.stride(axes[0])]
+        found = [axis for axis in found if whole.shape[axis] >= part.shape[axes[0]] > 1]
+        if len(axes) != 1 or len(found) != 1:
+            raise ModelError(
+                f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of "
+                "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or keep the layers "
+                "that feed it whole with keep=[...]"
+            )
+        _write_lane(tracer, whole, found[0], part, plane.flatten())
+
+
+def _write_lane(tracer: Tracer, whole: Tensor, axis: int, part: Tensor, lane: Tensor) -> None:
+    """Write labels into the places of a part along one axis; places that nothing is written into always stay."""
+    labels = tracer.labels(whole)
+    shape = [-1 if other == axis else 1 for other in range(whole.dim())]
+    own = next((plane for plane in labels.planes if varying(plane) == (axis,)), None)
+    row = torch.zeros(whole.shape[axis], dtype=torch.int64, device="cpu") if own is None else own.flatten().clone()
+    first = (part.storage_offset() - whole.storage_offset()) // whole.stride(axis) % whole.shape[axis]
+    first = first if len(lane) < len(row) else 0
+    window = row[first : first + len(lane)]
+    tracer.classes.unite(torch.where(window == 0, lane, window), lane)
+    row[first : first + len(lane)] = lane
+    others = [plane for plane in labels.planes if plane is not own]
+    tracer.put(whole, [*others, row.reshape(shape)], static=labels.static)
 
 
 def move_labels(tracer: Tracer, call: Call, chosen: Iterable[Tensor] | None = None) -> None:
