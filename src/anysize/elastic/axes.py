@@ -313,11 +313,11 @@ class Axes:
         equations = [(note, attributes_in(note.expression), size(note.extent)) for note in found.notes]
         while True:
             ready = [(note, names - solved, target) for note, names, target in equations]
-            ready = [entry for entry in ready if len(entry[1]) == 1]
-            if not ready:
-                break
-            for note, names, target in ready:
+            single = [entry for entry in ready if len(entry[1]) == 1]
+            for note, names, target in single:
                 self._solve(note, next(iter(names)), target, values, solved, size)
+            if not single and not any(self._solve_largest(*entry, values, solved, size) for entry in ready if entry[1]):
+                break
         return {path: value for path, value in values.items() if value != found.attributes[path]}
 
     def _solve(
@@ -338,6 +338,22 @@ class Axes:
             if evaluate(note.expression, {**values, name: candidate}, size) == target:
                 values[name] = candidate
                 return
+
+    def _solve_largest(
+        self,
+        note: SizeNote,
+        names: frozenset[str],
+        target: int,
+        values: dict[str, int],
+        solved: set[str],
+        size: Callable[[Extent], int],
+    ) -> bool:
+        """Whether an equation of several unknowns, as `channels // paths`, fits once the largest of them is set."""
+        if evaluate(note.expression, values, size) == target:
+            return False
+        largest = max(sorted(names), key=values.__getitem__)
+        self._solve(note, largest, target, values, solved, size)
+        return True
 
 
 def _count(group: Group, width: float) -> int:

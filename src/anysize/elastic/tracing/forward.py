@@ -81,6 +81,10 @@ class SizeWatch(TorchFunctionMode):
             self._sized(sizes, args[0], args[0].dim() - len(sizes))
         elif name in ("split", "split_with_sizes"):
             self._parted(args, kwargs, result)
+        elif name in ("conv1d", "conv2d", "conv3d"):
+            groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+            if groups == args[0].shape[1]:
+                self._sized([groups], args[0], 1)
         elif name == "narrow":
             self._sized(args[3:4], result, int(args[1]) % args[0].dim())
         elif name == "__getitem__":

@@ -85,10 +85,14 @@ def _move_axes(tracer: Tracer, call: Call) -> None:
 
 @rule("constant_pad_nd")
 def _pad(tracer: Tracer, call: Call) -> None:
-    """Padded elements belong to no unit."""
-    source, pad = call.args[0], call.args[1]
-    planes = tuple(torch.constant_pad_nd(expanded(plane, source), pad, 0) for plane in tracer.labels(source).planes)
-    put_all(tracer, call, [planes], like=source)
+    """Elements added along an axis of units belong to no unit; along other axes they belong to the units beside them."""
+    source, pad = call.args[0], list(call.args[1])
+    planes = []
+    for plane in tracer.labels(source).planes:
+        axes = varying(plane)
+        own = [pad[place] if source.dim() - 1 - place // 2 in axes else 0 for place in range(len(pad))]
+        planes.append(torch.constant_pad_nd(plane, own, 0))
+    put_all(tracer, call, [tuple(planes)], like=source)
 
 
 @rule("slice")
