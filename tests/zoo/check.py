@@ -88,7 +88,7 @@ def reads(layer: nn.Module) -> int | None:
 def silenced(network: nn.Module, axes: az.Axes, group: str, kept: Any) -> nn.Module:
     """The full network with zeros, in every layer that reads them, for the units of a group that are not kept."""
     copied = copy.deepcopy(network)
-    layers = dict(copied.named_modules())
+    layers = dict(copied.named_modules(remove_duplicate=False))
     gone = set(range(axes.group(group).size)) - set(kept.units(group))
     for member in axes.group(group).members:
         owner, _, kind = member.name.rpartition(".")
@@ -100,7 +100,7 @@ def silenced(network: nn.Module, axes: az.Axes, group: str, kept: Any) -> nn.Mod
     return copied
 
 
-def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 4) -> tuple[int, int]:
+def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 3) -> tuple[int, int]:
     """How many of a few groups, narrowed alone, equal the full network with their dropped units silenced; of how many."""
     groups = [group.name for group in axes.groups if group.size > 1]
     step = max(1, len(groups) // most)

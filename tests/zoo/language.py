@@ -154,7 +154,6 @@ ENTRIES: list[Entry] = [
     classifying("squeezebert", embedding_size=32), classifying("roformer", embedding_size=32),
     classifying("longformer", length=16, attention_window=8),
     classifying("big_bird", length=64, block_size=4, num_random_blocks=1, max_position_embeddings=128),
-    classifying("canine", length=32, num_hash_buckets=16, downsampling_rate=4, local_transformer_stride=8),
     classifying("mobilebert", intra_bottleneck_size=16, embedding_size=16, true_hidden_size=16),
     classifying("modernbert", global_attn_every_n_layers=2, local_attention=8, cls_token_id=1, sep_token_id=2),
     classifying("luke", entity_vocab_size=10, entity_emb_size=16), classifying("xmod", languages=["en_XX"],

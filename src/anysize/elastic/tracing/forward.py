@@ -206,18 +206,30 @@ def _trace_integers(module: nn.Module) -> dict[str, int]:
 def _trace_fields(owner: Any, prefix: str, found: dict[str, int], seen: set[int]) -> None:
     """Replace the integers among an object's fields, in its lists and tuples, and in objects of settings."""
     seen.add(id(owner))
+    stateful = _keeps_state(owner)
     for name, value in list(vars(owner).items()):
-        if type(value) in (int, list, tuple):
+        if stateful and type(value) is dict and not name.startswith("_"):
+            owner.__dict__[name] = {key: _traced(part, f"{prefix}{name}[{key}]", found) for key, part in value.items()}
+        elif stateful:
+            continue
+        elif type(value) in (int, list, tuple):
             owner.__dict__[name] = _traced(value, prefix + name, found)
         elif _holds_settings(value) and id(value) not in seen:
             _trace_fields(value, f"{prefix}{name}.", found, seen)
+    if stateful:
+        owner.__setstate__(owner.__getstate__())
+
+
+def _keeps_state(owner: Any) -> bool:
+    """Whether an object is copied by a state of its own, from which it derives its other fields (layers of einops)."""
+    return isinstance(owner, nn.Module) and type(owner).__getstate__ is not object.__getstate__
 
 
 def _traced(value: Any, path: str, found: dict[str, int]) -> Any:
     if type(value) is int and value > 1:
         found[path] = value
         return TracedInt(value, Attribute(path))
-    if type(value) in (list, tuple) and any(type(part) is int for part in value):
+    if type(value) in (list, tuple) and any(type(part) in (int, list, tuple) for part in value):
         return type(value)(_traced(part, f"{path}[{place}]", found) for place, part in enumerate(value))
     return value
 
@@ -243,9 +255,13 @@ def _placed(owner: Any, steps: Sequence[str], value: Any) -> Any:
     if isinstance(owner, list | tuple):
         parts = [_placed(part, steps[1:], value) if str(n) == steps[0] else part for n, part in enumerate(owner)]
         return type(owner)(parts)
+    if isinstance(owner, dict):
+        return {key: _placed(part, steps[1:], value) if key == steps[0] else part for key, part in owner.items()}
     new = _placed(getattr(owner, steps[0]), steps[1:], value)
     if steps[0] in vars(owner):
         vars(owner)[steps[0]] = new
+    if _keeps_state(owner):
+        owner.__setstate__(owner.__getstate__())
     return owner
 
 
@@ -399,6 +415,22 @@ def forgetful_einops() -> Iterator[None]:
 
 
 @contextmanager
+def autocast_as_on_cpu() -> Iterator[None]:
+    """Inside, code may ask for automatic precision on the device of its tensors; the meta device has none."""
+    kind: Any = torch.amp.autocast_mode.autocast
+    original = kind.__init__
+
+    def on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    kind.__init__ = on_cpu
+    try:
+        yield
+    finally:
+        kind.__init__ = original
+
+
+@contextmanager
 def without_data() -> Iterator[None]:
     """For passes on the meta device: tensors that a network creates are there too, and no path depends on data.
 
@@ -407,7 +439,7 @@ def without_data() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with unread_masks(), known_values():
+        with unread_masks(), autocast_as_on_cpu(), known_values():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -307,6 +307,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             wanted = note.expression
             if isinstance(wanted, Extent):
                 self._match([wanted, note.extent])
+                self._keep_fixed([wanted, note.extent])
             elif isinstance(wanted, Attribute):
                 by_attribute.setdefault(wanted.path, []).append(note.extent)
         for extents in by_attribute.values():
@@ -347,6 +348,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(wanted.left, Extent) or not isinstance(wanted.right, Attribute | int):
             return
         whole, part = self._own_lane(wanted.left), self._own_lane(note.extent)
+        if part is not None and all(self.classes.is_pinned(plane) for plane in wanted.left.planes):
+            self.classes.pin(part)
         if whole is None or whole.numel() % note.extent.size:
             return
         grid = whole.reshape(-1, note.extent.size)
