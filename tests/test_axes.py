@@ -113,6 +113,15 @@ def test_depthwise_convolutions_follow_their_input() -> None:
         ("mixer", {"patch": 8, "places": 6, "channels": 10}),
         ("padded_shortcut", {"first": 8}),
         ("film", {"film": 8, "pair": 5}),
+        ("masked_positions", {"into": 8, "mid": 6}),
+        ("experts", {"into": 8, "experts.0.0": 6, "experts.1.0": 6}),
+        ("norm_of_channels", {"0": 8, "2": 8}),
+        ("from_settings", {"into": 4, "mix": 4, "wide": 6}),  # one setting is the size of two layers
+        ("written_parts", {"into": 8}),
+        ("overlapping", {"stem": 8, "mid": 6}),
+        ("unpooled", {"stem": 8, "mid": 6}),
+        ("waves", {"into": 4}),  # sines, cosines and halves of one size
+        ("trained_mask", {"into": 8}),
         (
             "transformer",
             {"source": 8, **{f"transformer.{side}coder.layers.0.linear1": 12 for side in ("en", "de")}},

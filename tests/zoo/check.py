@@ -57,6 +57,13 @@ def built(entry: Entry) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return network, entry.inputs()
 
 
+def first(answer: Any) -> Tensor:
+    """The first tensor of what a network returned."""
+    while not isinstance(answer, Tensor):
+        answer = next(iter(answer.values())) if isinstance(answer, dict) else answer[0]
+    return answer
+
+
 def parameters_of(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
@@ -69,7 +76,7 @@ def train_one_step(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             parameter.requires_grad_(True)
     before = [parameter.detach().clone() for parameter in network.parameters()]
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    loss = network(*inputs).float().pow(2).mean()
+    loss = first(network(*inputs)).float().pow(2).mean()
     loss.backward()
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     assert gradients, "no weight has a gradient"
@@ -101,7 +108,7 @@ def silenced(network: nn.Module, axes: az.Axes, group: str, kept: Any) -> nn.Mod
 
 
 def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 3) -> tuple[int, int]:
-    """How many of a few groups, narrowed alone, equal the full network with their dropped units silenced; of how many."""
+    """How many of a few groups, narrowed alone, equal the full network with dropped units silenced; of how many."""
     groups = [group.name for group in axes.groups if group.size > 1]
     step = max(1, len(groups) // most)
     chosen = groups[::step][:most]
@@ -111,7 +118,7 @@ def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axe
         with torch.no_grad():
             small = az.narrow(network, axes, kept, verify=False).eval()(*inputs)
             full = silenced(network, axes, name, kept)(*inputs)
-        exact += torch.allclose(small, full, rtol=1e-3, atol=1e-4)
+        exact += torch.allclose(first(small), first(full), rtol=1e-3, atol=1e-4)
     return exact, len(chosen)
 
 
@@ -120,7 +127,7 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
     network, inputs = built(entry)
     found = Finding(entry.name)
     with torch.no_grad():
-        full = network(*inputs)
+        full = first(network(*inputs))
     started = time.perf_counter()
     axes = az.trace(network, inputs)
     found.trace_s = round(time.perf_counter() - started, 2)
@@ -129,7 +136,7 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
     for width in WIDTHS:
         small = az.narrow(network, axes, width).eval()
         with torch.no_grad():
-            assert small(*inputs).shape == full.shape, "the output has another shape"
+            assert first(small(*inputs)).shape == full.shape, "the output has another shape"
         counts.append(parameters_of(small))
         train_one_step(small, inputs)
     found.parameters = tuple(counts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -49,7 +48,10 @@ def medical(name: str, inputs: Inputs, **options: Any) -> Entry:
     return Entry(f"monai/{name}", build, inputs, ("monai",))
 
 
-volumes: Callable[[int], Inputs] = lambda size: numbers(2, 1, size, size, size)
+def volumes(size: int) -> Inputs:
+    return numbers(2, 1, size, size, size)
+
+
 PLANE = {"spatial_dims": 2, "in_channels": 1, "out_channels": 3}
 
 # fmt: off

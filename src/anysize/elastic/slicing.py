@@ -184,7 +184,7 @@ def _layer_norm(module: nn.LayerNorm | nn.RMSNorm, cut: Cut) -> None:
     seen = cut.sizes_in()
     if module.weight is not None:  # a subclass may move axes before it normalises
         module.normalized_shape = tuple(module.weight.shape)
-    elif seen:
+    elif seen and type(module) in (nn.LayerNorm, nn.RMSNorm):
         sizes = tuple(int(stays.sum()) for stays in seen)
         module.normalized_shape = sizes[-len(module.normalized_shape) :]
 

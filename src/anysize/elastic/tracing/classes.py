@@ -53,7 +53,7 @@ class Classes:
 
     def _found(self, atoms: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The root of each atom, found by following parents; the way is shortened for the next time."""
-        roots = self._parent[atoms]
+        roots: np.ndarray[Any, Any] = self._parent[atoms]
         while True:
             above = self._parent[roots]
             if np.array_equal(above, roots):

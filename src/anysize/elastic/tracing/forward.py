@@ -157,7 +157,7 @@ def _counted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         last = given[0]
     elif args:
         first, last, step = given[0], given[1], given[2] if step is None else step
-    ends = (0 if first is None else first, last, 1 if step is None else step)
+    ends: tuple[Any, ...] = (0 if first is None else first, last, 1 if step is None else step)
     if not all(isinstance(end, int) or (isinstance(end, float) and end.is_integer()) for end in ends) or ends[2] < 1:
         return ()
     start, stop, stride = (end if isinstance(end, int) else int(end) for end in ends)
@@ -222,7 +222,8 @@ def _trace_fields(owner: Any, prefix: str, found: dict[str, int], seen: set[int]
 
 def _keeps_state(owner: Any) -> bool:
     """Whether an object is copied by a state of its own, from which it derives its other fields (layers of einops)."""
-    return isinstance(owner, nn.Module) and type(owner).__getstate__ is not object.__getstate__
+    plain = getattr(nn.Module, "__getstate__", None)
+    return isinstance(owner, nn.Module) and getattr(type(owner), "__getstate__", None) is not plain
 
 
 def _traced(value: Any, path: str, found: dict[str, int]) -> Any:
@@ -236,7 +237,7 @@ def _traced(value: Any, path: str, found: dict[str, int]) -> Any:
 
 def _holds_settings(value: Any) -> bool:
     """Whether a deep copy copied this object field by field, such as the configuration that modules share."""
-    kind = type(value)
+    kind: Any = type(value)
     plain = kind.__reduce__ is object.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
     special = callable(value) or isinstance(value, Tensor | nn.Module) or hasattr(kind, "__deepcopy__")
     return plain and not special and hasattr(value, "__dict__")

@@ -85,7 +85,7 @@ def _move_axes(tracer: Tracer, call: Call) -> None:
 
 @rule("constant_pad_nd")
 def _pad(tracer: Tracer, call: Call) -> None:
-    """Elements added along an axis of units belong to no unit; along other axes they belong to the units beside them."""
+    """Elements added along an axis of units belong to no unit; along others they belong to the units beside them."""
     source, pad = call.args[0], list(call.args[1])
     planes = []
     for plane in tracer.labels(source).planes:
@@ -248,7 +248,7 @@ def _channel_shuffle(tracer: Tracer, call: Call) -> None:
     "argmin", "any", "all", "logsumexp", "norm", "linalg_vector_norm", "median", "nansum", "count_nonzero",
 )  # fmt: skip
 def _reduce(tracer: Tracer, call: Call) -> None:
-    """A reduced axis may have any size; its labels end here."""
+    """A reduced axis may have any size; its labels end here. If the places of maxima are read, it stays whole."""
     source, bound = call.args[0], call.bound()
     given = bound.get("dim")
     listed = [given] if isinstance(given, int) else list(given or range(source.dim()))
@@ -260,6 +260,9 @@ def _reduce(tracer: Tracer, call: Call) -> None:
         flat = result.dim() < source.dim()
         own = [plane.squeeze(axes) if flat else plane for plane in kept]
         tracer.put(result, own, neutral=labels.neutral, static=labels.static)
+        if result.dtype == torch.int64 and source.dtype != torch.int64:  # places along the axis, not values of it
+            for plane in (plane for plane in labels.planes if set(varying(plane)) & set(axes)):
+                tracer.pin_if_read(result, plane)
 
 
 def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | None:
@@ -452,6 +455,11 @@ def _written_along(tracer: Tracer, call: Call) -> None:
     tracer.put(call.results()[0], planes)
 
 
+def _one_lane(plane: Tensor, axis: int) -> Tensor:
+    """The labels of a plane along one axis, (size,)."""
+    return plane.movedim(axis, 0).reshape(plane.shape[axis], -1)[:, 0]
+
+
 @rule("index_put", "_index_put_impl")
 def _index_put(tracer: Tracer, call: Call) -> None:
     """Values meet what the indices select; the indexed axes are fixed."""
@@ -466,9 +474,7 @@ def _index_put(tracer: Tracer, call: Call) -> None:
     shape = tuple(target.shape[target.dim() - behind :]) if behind else ()
     own = [plane.reshape(tuple(plane.shape[target.dim() - behind :])) for plane in planes if behind]
     tails = [
-        tracer.lane([plane], axis).reshape(
-            [-1 if a == axis else 1 for a in range(values.dim())][values.dim() - behind :]
-        )
+        _one_lane(plane, axis).reshape([-1 if a == axis else 1 for a in range(values.dim())][values.dim() - behind :])
         for plane in given.planes
         for axis in varying(plane)
         if axis >= values.dim() - behind

@@ -78,7 +78,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if any(tag in func.tags for tag in _DATA_NEEDED):
             return self._read(func, args, kwargs)
-        if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:  # on the meta device only of half precision
+        if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:  # meta tensors: only of half precision
             return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("meta")}
@@ -108,7 +108,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for result, value in zip(results, (leaf for leaf in tree_flatten(computed)[0] if isinstance(leaf, Tensor))):
             if not any(result is tensor for tensor in given):
-                result._anysize_known = _Known(value, _memory_of(value, given))
+                result._anysize_known = _Known(value, _memory_of(value, given))  # type: ignore[attr-defined]
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation whose result, or the size of it, depends on values."""
@@ -208,8 +208,9 @@ def _nonzero(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def _masked_select(func: Any, args: Any, kwargs: Any) -> Tensor:
-    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-    return args[0].new_empty(math.prod(shape))
+    values: Tensor = args[0]
+    shape = torch.broadcast_shapes(values.shape, args[1].shape)  # type: ignore[no-untyped-call]
+    return values.new_empty(math.prod(shape))
 
 
 def _index(func: Any, args: Any, kwargs: Any) -> Any:
@@ -262,11 +263,11 @@ def _listed_places(index: Any) -> Any:
         return know(value.to("meta"), value)
 
 
-class MetaDevice(DeviceContext):  # type: ignore[no-untyped-call]
+class MetaDevice(DeviceContext):
     """Tensors are made on the meta device; of those made from Python numbers the values are known."""
 
     def __init__(self) -> None:
-        super().__init__("meta")  # type: ignore[no-untyped-call]
+        super().__init__("meta")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -293,5 +294,5 @@ class MetaDevice(DeviceContext):  # type: ignore[no-untyped-call]
 @contextmanager
 def known_values() -> Iterator[None]:
     """Inside, tensors are made on the meta device, and what is known of their values can be read."""
-    with MetaDevice(), KnownValues():
+    with MetaDevice(), KnownValues():  # type: ignore[no-untyped-call]
         yield
