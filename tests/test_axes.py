@@ -113,6 +113,15 @@ def test_depthwise_convolutions_follow_their_input() -> None:
         ("mixer", {"patch": 8, "places": 6, "channels": 10}),
         ("padded_shortcut", {"first": 8}),
         ("film", {"film": 8, "pair": 5}),
+        ("masked_positions", {"into": 8, "mid": 6}),
+        ("experts", {"into": 8, "experts.0.0": 6, "experts.1.0": 6}),
+        ("norm_of_channels", {"0": 8, "2": 8}),
+        ("from_settings", {"into": 4, "mix": 4, "wide": 6}),  # one setting is the size of two layers
+        ("written_parts", {"into": 8}),
+        ("overlapping", {"stem": 8, "mid": 6}),
+        ("unpooled", {"stem": 8, "mid": 6}),
+        ("waves", {"into": 4}),  # sines, cosines and halves of one size
+        ("trained_mask", {"into": 8}),
         (
             "transformer",
             {"source": 8, **{f"transformer.{side}coder.layers.0.linear1": 12 for side in ("en", "de")}},
@@ -370,20 +379,28 @@ def test_an_operation_without_a_rule_is_refused_by_name_place_and_way_out() -> N
     assert {group.name: group.fixed for group in axes.groups} == {"0": False, "1.into": True}
 
 
-def test_writing_units_into_a_part_of_a_plain_tensor_is_refused() -> None:
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.into, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
+class Writes(nn.Module):
+    def __init__(self, width: int | None) -> None:
+        super().__init__()
+        self.width = width
+        self.into, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            result = torch.zeros(2, 3, 6)
-            for step in range(3):
-                result[:, step] = self.into(x[:, step])
-            return self.out(result)
+    def forward(self, x: Tensor) -> Tensor:
+        result = torch.zeros(2, 3, self.width or 6)
+        for step in range(3):
+            result[:, step] = self.into(x[:, step])
+        return self.out(result)
 
-    with pytest.raises(ModelError, match=r"copy_.*torch.stack"):
-        trace(Writes(), torch.zeros(2, 3, 4))
+
+def test_units_written_into_parts_of_a_plain_tensor_are_its_units() -> None:
+    axes = trace(Writes(6), torch.zeros(2, 3, 4))
+    assert sizes(axes) == {"into": 6}
+    assert axes.attributes(axes.kept(0.5)) == {"width": 3}
+
+
+def test_a_plain_tensor_whose_size_is_a_number_is_refused_when_it_is_narrowed() -> None:
+    with pytest.raises(ModelError, match=r"does not run.*test_axes.py:\d+"):
+        narrow(Writes(None), trace(Writes(None), torch.zeros(2, 3, 4)), 0.5)
 
 
 def test_a_forward_that_reads_values_is_refused_with_its_line() -> None:

@@ -109,7 +109,8 @@ def silence(module: nn.Module, axes: Axes, width: float) -> None:
         "chain", "residual", "concat", "concat_residual", "flatten_into_linear", "grouped_wide", "depthwise",
         "depthwise_multiplier", "batch_norm", "tied_embedding", "squeeze_excite", "channel_shuffle",
         "channel_shuffle_layer", "unet", "gated", "unequal_split", "attribute_slice", "one_dimensional",
-        "three_dimensional", "instance_norm", "padded_shortcut",
+        "three_dimensional", "instance_norm", "padded_shortcut", "masked_positions", "experts", "from_settings",
+        "written_parts", "overlapping", "unpooled", "trained_mask",
     ],
 )  # fmt: skip
 def test_the_narrowed_network_is_the_full_one_with_dropped_units_silenced(name: str, width: float) -> None:

@@ -646,3 +646,195 @@ class CausalEncoder(nn.Module):
 @topology(2, 6, integers=11)
 def causal_encoder() -> nn.Module:
     return CausalEncoder()
+
+
+class MaskedPositions(nn.Module):
+    """Positions and masks made from sizes, whose values the forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.mid, self.out = nn.Linear(5, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        places = torch.arange(x.shape[1], device=x.device)
+        causal = places[:, None] >= places[None]
+        if not mask.all() or int(places.max()) != x.shape[1] - 1:
+            raise ValueError("padded")
+        first = causal.sum(1).tolist().index(1)
+        x = self.into(x)[:, causal[-1].nonzero().flatten()]
+        return self.out(self.mid(x).relu()[:, first:])
+
+
+@topology(2, 6, 5)
+def masked_positions() -> nn.Module:
+    return MaskedPositions()
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert with the largest score; which rows these are depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.router, self.out = nn.Linear(5, 8), nn.Linear(8, 2), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        chosen = self.router(x).argmax(-1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            result.index_add_(0, rows, expert(x[rows]))
+        return self.out(result)
+
+
+@topology(4, 5)
+def experts() -> nn.Module:
+    return Experts()
+
+
+class NormOfChannels(nn.LayerNorm):
+    """A layer norm over the channels of an image: it moves axes before it normalises."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+@topology(2, 3, 4, 4)
+def norm_of_channels() -> nn.Module:
+    bare = NormOfChannels(8, elementwise_affine=False)
+    return nn.Sequential(conv(3, 8), NormOfChannels(8), conv(8, 8), bare, nn.Flatten(), nn.Linear(128, 3))
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.heads, self.size, self.parts = 2, 4, (8, 6)
+
+
+class FromSettings(nn.Module):
+    """Sizes in an object that modules share, and in a tuple of it; one is compared with the input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+        self.into, self.mix, self.out = nn.Linear(5, 8), nn.Linear(4, 4), nn.Linear(14, 3)
+        self.wide = nn.Linear(8, 14)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        if x.shape[-1] != self.settings.parts[0]:
+            raise ValueError("other features")
+        x = self.mix(x.view(len(x), self.settings.heads, self.settings.size)).reshape(len(x), -1)
+        left, right = self.wide(x).split(self.settings.parts, -1)
+        return self.out(torch.cat([left.relu(), right], -1))
+
+
+@topology(2, 5)
+def from_settings() -> nn.Module:
+    return FromSettings()
+
+
+class WrittenParts(nn.Module):
+    """Results written step by step into a new tensor of the input's type, and a column read for its shape only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.into(x)
+        steps = y[..., -1].shape[1]
+        result = y.new_zeros(len(x), steps, y.shape[-1])
+        for step in range(steps):
+            result[:, step] = y[:, step].relu()
+        return self.out(result.unsqueeze_(1).squeeze(1))
+
+
+@topology(2, 4, 5)
+def written_parts() -> nn.Module:
+    return WrittenParts()
+
+
+class Overlapping(nn.Module):
+    """Windows that overlap, by strides, and folded together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mid, self.out = conv(3, 8), conv(8, 6), nn.Linear(6 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(self.stem(x), (1, 1, 1, 1))
+        x = F.fold(F.unfold(x, 3, stride=2), (6, 6), 3, stride=2)
+        x = self.mid(x)[:, :, :2, :3].contiguous()
+        batch, channels, height, width = x.stride()
+        return self.out(x.as_strided((*x.shape[:3], 2), (batch, channels, height, width)).flatten(1))
+
+
+@topology(2, 3, 4, 4)
+def overlapping() -> nn.Module:
+    return Overlapping()
+
+
+class Unpooled(nn.Module):
+    """Pooling with places, unpooling by them, and a Fourier transform over pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mid, self.out = conv(3, 8), conv(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, places = F.max_pool2d(self.stem(x), 2, return_indices=True)
+        x = F.max_unpool2d(x, places, 2)
+        return self.out(torch.fft.fft2(self.mid(x)).real.mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def unpooled() -> nn.Module:
+    return Unpooled()
+
+
+class Waves(nn.Module):
+    """Positions as waves, half sines and half cosines of a size that an attribute holds, and one learned kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.paths = 8, 2
+        self.into, self.out = nn.Linear(5, 8), nn.Linear(4, 3)
+        self.register_buffer("kernel", torch.ones(8, 1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        rates = torch.arange(0, self.width, 2.0, device=x.device)
+        waves = torch.outer(torch.arange(x.shape[1], device=x.device), rates)
+        x = x + torch.cat([waves.sin(), waves.cos()], -1)
+        x = F.conv1d(x.transpose(1, 2), self.kernel, padding=1, groups=self.width).transpose(1, 2)
+        left, right = torch.split(x, self.width // self.paths, -1)
+        return self.out(left * right)
+
+
+@topology(2, 4, 5)
+def waves() -> nn.Module:
+    return Waves()
+
+
+class TrainedMask(nn.Module):
+    """A learned filler that only training reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out, self.filler = nn.Linear(5, 8), nn.Linear(8, 3), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        if self.training and torch.rand([]) < 0.9:
+            hidden = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+            hidden[:, 0] = True
+            x[hidden] = self.filler
+        return self.out(x)
+
+
+@topology(2, 4, 5)
+def trained_mask() -> nn.Module:
+    return TrainedMask()

@@ -292,7 +292,7 @@ class Axes:
         alive = self.alive(kept)
         result = torch.ones(extent.size, dtype=torch.bool)
         for plane in extent.planes:
-            result &= alive[plane].movedim(extent.axis, 0).flatten(1).any(1)
+            result &= alive[plane].movedim(extent.axis, 0).reshape(extent.size, -1).any(1)
         return result[: extent.stop]
 
     def attributes(self, kept: Kept) -> dict[str, int]:
@@ -313,11 +313,11 @@ class Axes:
         equations = [(note, attributes_in(note.expression), size(note.extent)) for note in found.notes]
         while True:
             ready = [(note, names - solved, target) for note, names, target in equations]
-            ready = [entry for entry in ready if len(entry[1]) == 1]
-            if not ready:
-                break
-            for note, names, target in ready:
+            single = [entry for entry in ready if len(entry[1]) == 1]
+            for note, names, target in single:
                 self._solve(note, next(iter(names)), target, values, solved, size)
+            if not single and not any(self._solve_largest(*entry, values, solved, size) for entry in ready if entry[1]):
+                break
         return {path: value for path, value in values.items() if value != found.attributes[path]}
 
     def _solve(
@@ -338,6 +338,22 @@ class Axes:
             if evaluate(note.expression, {**values, name: candidate}, size) == target:
                 values[name] = candidate
                 return
+
+    def _solve_largest(
+        self,
+        note: SizeNote,
+        names: frozenset[str],
+        target: int,
+        values: dict[str, int],
+        solved: set[str],
+        size: Callable[[Extent], int],
+    ) -> bool:
+        """Whether an equation of several unknowns, as `channels // paths`, fits once the largest of them is set."""
+        if evaluate(note.expression, values, size) == target:
+            return False
+        largest = max(sorted(names), key=values.__getitem__)
+        self._solve(note, largest, target, values, solved, size)
+        return True
 
 
 def _count(group: Group, width: float) -> int:
@@ -381,7 +397,8 @@ def trace(
 
     Args:
         module: Any plain module, on any device.
-        example: Its input, or a tuple of inputs; only shapes and types matter. Use a batch of two or more.
+        example: Its input, or a tuple of inputs. Only shapes and types matter, unless the forward reads the values of
+            integers, such as which symbols end a text. Use a batch of two or more.
         keep: Patterns of parameter or module names. The output side of what they match is kept whole, with all
             that is coupled to it. A pattern also matches the end of a dotted name.
         heads: What is elastic in attention: channels "within" every head, or "whole" heads.
@@ -509,8 +526,9 @@ def _assemble(
     sets: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for root, axes in homes.items():
         sets.setdefault(tuple(axes), []).append(root)
-    group = np.full(len(classes.parent), -1)
-    unit = np.full(len(classes.parent), -1)
+    parent = classes.parent
+    group = np.full(len(parent), -1)
+    unit = np.full(len(parent), -1)
     drafts: list[tuple[str, int, bool]] = []
     ordered = sorted(sets.items(), key=lambda entry: _place(entry[0], producers, ran))
     for axes_of, roots in ordered:
@@ -522,7 +540,7 @@ def _assemble(
         members = np.array(sorted(members.tolist(), key=lambda root: first[root]))
         unit[members] = np.arange(len(members))
         drafts.append((_layer(main[0]), len(roots), bool(np.isin(members, fixed).any())))
-    group, unit = group[classes.parent], unit[classes.parent]
+    group, unit = group[parent], unit[parent]
     names = _unique([name for name, _, _ in drafts])
     groups = tuple(
         Group(name, size, _members(ran, group, unit, number), cold)
@@ -536,14 +554,14 @@ def _assemble(
     persistent = module.state_dict().keys()
     found = _Found(
         atoms=ran.atoms,
-        classes=torch.from_numpy(np.unique(classes.parent, return_inverse=True)[1]),
+        classes=torch.from_numpy(np.unique(parent, return_inverse=True)[1]),
         group=torch.from_numpy(group),
         unit=torch.from_numpy(unit),
         notes=tuple(ran.tracer.notes),
         attributes=ran.attributes,
         inputs=ran.tracer.inputs,
         outputs=ran.tracer.outputs,
-        example=tuple(torch.empty_like(part, device="meta") for part in example),
+        example=tuple(_remembered(part) for part in example),
         overrides=overrides,
         heads=heads,
     )
@@ -555,6 +573,11 @@ def _assemble(
         _fixed(ran, group, producers),
         found,
     )
+
+
+def _remembered(part: Tensor) -> Tensor:
+    """An input as the trace used it: of floating-point numbers only the shape and type, of others the values too."""
+    return torch.empty_like(part, device="meta") if part.is_floating_point() else part.detach().clone()
 
 
 def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:

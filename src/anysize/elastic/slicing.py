@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from anysize.elastic.axes import Axes, Index, Kept, Width
 from anysize.elastic.tracing.classes import Classes
-from anysize.elastic.tracing.forward import run, stored
+from anysize.elastic.tracing.forward import assign, run, stored
 from anysize.elastic.tracing.tracer import line_of
 from anysize.errors import ModelError
 
@@ -182,7 +182,9 @@ def _features(module: nn.modules.batchnorm._NormBase, cut: Cut) -> None:
 @layer(nn.LayerNorm, nn.RMSNorm)
 def _layer_norm(module: nn.LayerNorm | nn.RMSNorm, cut: Cut) -> None:
     seen = cut.sizes_in()
-    if seen:
+    if module.weight is not None:  # a subclass may move axes before it normalises
+        module.normalized_shape = tuple(module.weight.shape)
+    elif seen and type(module) in (nn.LayerNorm, nn.RMSNorm):
         sizes = tuple(int(stays.sum()) for stays in seen)
         module.normalized_shape = sizes[-len(module.normalized_shape) :]
 
@@ -299,8 +301,7 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
         for rule in list(rules)[:1]:
             rule(part, Cut(path, axes, kept))
     for dotted, value in axes.attributes(kept).items():
-        path, _, attribute = dotted.rpartition(".")
-        setattr(result.get_submodule(path), attribute, value)
+        assign(result, dotted, value)
     if verify and kept not in axes.verified:
         _verify(result, axes, kept)
         axes.verified.add(kept)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import random
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,8 +21,9 @@ from torch.utils._pytree import tree_flatten
 from anysize.elastic.tracing import rules  # noqa: F401 - a rule is known once its module is loaded
 from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
-from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in
+from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in, compared
 from anysize.elastic.tracing.tracer import Heads, Tracer
+from anysize.elastic.tracing.values import known_values, on_meta
 
 _FACTORIES = frozenset(f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")) | {
     "rand",
@@ -64,7 +69,8 @@ class SizeWatch(TorchFunctionMode):
     def _given(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         if name in _FACTORIES:
             sizes = args[1:] if name.startswith("new_") else args
-            self._made(_listed(sizes, kwargs.get("size")), result)
+            named = _counted(args, kwargs) if name == "arange" else _listed(sizes, kwargs.get("size"))
+            self._made(named, result)
         elif name in _RESHAPES:
             self._sized(_listed(args[1:], kwargs.get("shape", kwargs.get("size"))), result, 0)
         elif name == "unflatten":
@@ -75,6 +81,10 @@ class SizeWatch(TorchFunctionMode):
             self._sized(sizes, args[0], args[0].dim() - len(sizes))
         elif name in ("split", "split_with_sizes"):
             self._parted(args, kwargs, result)
+        elif name in ("conv1d", "conv2d", "conv3d"):
+            groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+            if groups == args[0].shape[1]:
+                self._sized([groups], args[0], 1)
         elif name == "narrow":
             self._sized(args[3:4], result, int(args[1]) % args[0].dim())
         elif name == "__getitem__":
@@ -111,15 +121,24 @@ class SizeWatch(TorchFunctionMode):
 
     def _cut(self, tensor: Tensor, index: Any) -> None:
         """Note where slices with known bounds begin and end."""
-        entries = index if isinstance(index, tuple) else (index,)
-        if any(entry is None or entry is Ellipsis or isinstance(entry, Tensor) for entry in entries):
-            return
+        entries = _by_axis(index if isinstance(index, tuple) else (index,), tensor.dim())
         for extent, entry in zip(self.tracer.extents(tensor), entries):
             bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
             for bound in bounds:
                 if isinstance(bound, TracedInt) and 0 < bound <= extent.size:
                     cut = Extent(extent.planes, extent.axis, extent.size, int(bound))
                     self.tracer.notes.append(SizeNote(bound.expression, cut))
+
+
+def _by_axis(entries: Sequence[Any], dims: int) -> list[Any]:
+    """What an index asks of each axis; an empty list if it holds tensors or lists."""
+    if any(isinstance(entry, Tensor | list) for entry in entries):
+        return []
+    own = [entry for entry in entries if entry is not None]
+    if Ellipsis in own:
+        place = own.index(Ellipsis)
+        own[place : place + 1] = [slice(None)] * (dims - len(own) + 1)
+    return own
 
 
 def _listed(sizes: Sequence[Any], named: Any) -> Sequence[Any]:
@@ -130,12 +149,28 @@ def _listed(sizes: Sequence[Any], named: Any) -> Sequence[Any]:
     return tuple(first) if isinstance(first, Sequence) else sizes
 
 
+def _counted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """The size of a range, as an expression of its ends where they are whole numbers."""
+    first, last, step = (kwargs.get(name) for name in ("start", "end", "step"))
+    given = [*args[:3], *([None] * (3 - len(args)))]
+    if len(args) == 1:
+        last = given[0]
+    elif args:
+        first, last, step = given[0], given[1], given[2] if step is None else step
+    ends: tuple[Any, ...] = (0 if first is None else first, last, 1 if step is None else step)
+    if not all(isinstance(end, int) or (isinstance(end, float) and end.is_integer()) for end in ends) or ends[2] < 1:
+        return ()
+    start, stop, stride = (end if isinstance(end, int) else int(end) for end in ends)
+    size = stop - start if start else stop
+    return (size if stride == 1 else (size + (stride - 1)) // stride,)
+
+
 class _MetaCopies(TorchFunctionMode):
     """While a module is copied, its tensors outside parameters and buffers become meta tensors too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == torch.Tensor.__deepcopy__:
-            return torch.empty_like(args[0], device="meta", requires_grad=False)
+            return on_meta(args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -147,12 +182,12 @@ def stored(module: nn.Module) -> dict[str, Tensor]:
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
-    """The same module on the meta device; no tensor's contents are copied."""
+    """The same module on the meta device; no contents are copied but those of small buffers of integers."""
     memo: dict[int, Any] = {}
     with torch.no_grad():
         for tensor in stored(module).values():
-            small = tensor.detach().to("meta")
             keep = isinstance(tensor, nn.Parameter)
+            small = tensor.detach().to("meta") if keep else on_meta(tensor)
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if keep else small
         with _MetaCopies():
             return copy.deepcopy(module, memo)
@@ -160,16 +195,75 @@ def meta_copy(module: nn.Module) -> nn.Module:
 
 def _trace_integers(module: nn.Module) -> dict[str, int]:
     """The integers on the user's own modules by path; each is replaced by one that remembers its path."""
-    found = {}
+    found: dict[str, int] = {}
+    seen: set[int] = set()
     for path, owner in module.named_modules():
-        if type(owner).__module__.startswith("torch.nn"):
-            continue
-        for name, value in list(vars(owner).items()):
-            if type(value) is int and value > 1:
-                dotted = f"{path}.{name}" if path else name
-                found[dotted] = value
-                owner.__dict__[name] = TracedInt(value, Attribute(dotted))
+        if not type(owner).__module__.startswith("torch.nn"):
+            _trace_fields(owner, f"{path}." if path else "", found, seen)
     return found
+
+
+def _trace_fields(owner: Any, prefix: str, found: dict[str, int], seen: set[int]) -> None:
+    """Replace the integers among an object's fields, in its lists and tuples, and in objects of settings."""
+    seen.add(id(owner))
+    stateful = _keeps_state(owner)
+    for name, value in list(vars(owner).items()):
+        if stateful and type(value) is dict and not name.startswith("_"):
+            owner.__dict__[name] = {key: _traced(part, f"{prefix}{name}[{key}]", found) for key, part in value.items()}
+        elif stateful:
+            continue
+        elif type(value) in (int, list, tuple):
+            owner.__dict__[name] = _traced(value, prefix + name, found)
+        elif _holds_settings(value) and id(value) not in seen:
+            _trace_fields(value, f"{prefix}{name}.", found, seen)
+    if stateful:
+        owner.__setstate__(owner.__getstate__())
+
+
+def _keeps_state(owner: Any) -> bool:
+    """Whether an object is copied by a state of its own, from which it derives its other fields (layers of einops)."""
+    plain = getattr(nn.Module, "__getstate__", None)
+    return isinstance(owner, nn.Module) and getattr(type(owner), "__getstate__", None) is not plain
+
+
+def _traced(value: Any, path: str, found: dict[str, int]) -> Any:
+    if type(value) is int and value > 1:
+        found[path] = value
+        return TracedInt(value, Attribute(path))
+    if type(value) in (list, tuple) and any(type(part) in (int, list, tuple) for part in value):
+        return type(value)(_traced(part, f"{path}[{place}]", found) for place, part in enumerate(value))
+    return value
+
+
+def _holds_settings(value: Any) -> bool:
+    """Whether a deep copy copied this object field by field, such as the configuration that modules share."""
+    kind: Any = type(value)
+    plain = kind.__reduce__ is object.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
+    special = callable(value) or isinstance(value, Tensor | nn.Module) or hasattr(kind, "__deepcopy__")
+    return plain and not special and hasattr(value, "__dict__")
+
+
+def assign(owner: Any, path: str, value: int) -> None:
+    """Set an integer that tracing found, by its path."""
+    steps = re.findall(r"[^.\[\]]+", path)
+    _placed(owner, steps, value)
+
+
+def _placed(owner: Any, steps: Sequence[str], value: Any) -> Any:
+    """What stands in the place of `owner` once the value at the end of these steps is set."""
+    if not steps:
+        return value
+    if isinstance(owner, list | tuple):
+        parts = [_placed(part, steps[1:], value) if str(n) == steps[0] else part for n, part in enumerate(owner)]
+        return type(owner)(parts)
+    if isinstance(owner, dict):
+        return {key: _placed(part, steps[1:], value) if key == steps[0] else part for key, part in owner.items()}
+    new = _placed(getattr(owner, steps[0]), steps[1:], value)
+    if steps[0] in vars(owner):
+        vars(owner)[steps[0]] = new
+    if _keeps_state(owner):
+        owner.__setstate__(owner.__getstate__())
+    return owner
 
 
 _SIZED_LAYERS = (
@@ -249,7 +343,7 @@ def run(
             tracer.adopt(tensor, name, tensors[id(tensor)][1])
         found.atoms[name] = tensors[id(tensor)][1]
     _watch_modules(tracer, network)
-    given = tuple(torch.empty_like(part, device="meta", requires_grad=False) for part in example)
+    given = tuple(on_meta(part) for part in example)
     try:
         result = _forward(network, given, tracer)
     except Exception as error:
@@ -257,9 +351,41 @@ def run(
         raise
     chosen = pick(result) if pick is not None else result
     leaves = [leaf for leaf in tree_flatten(chosen)[0] if isinstance(leaf, Tensor)]
+    for leaf in leaves:
+        tracer.read(leaf)
     found.outputs = [tracer.extents(leaf) for leaf in leaves]
-    found.unused = [name for name, tensor in stored(network).items() if id(tensor) not in tracer.seen]
+    found.unused = _unread(network, tracer)
+    if any(name in dict(network.named_parameters()) for name in found.unused):
+        _train_too(network, given, tracer)
+        found.unused = _unread(network, tracer)
     return found
+
+
+def _unread(network: nn.Module, tracer: Tracer) -> list[str]:
+    return [name for name, tensor in stored(network).items() if id(tensor) not in tracer.seen]
+
+
+def _train_too(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> None:
+    """Follow a forward in training mode too, for parameters that are read only there; all it returns keeps its size.
+
+    If it cannot run without data, nothing of it counts.
+    """
+    before = tracer.snapshot()
+    draws = numpy.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            result = _forward(network.train(), given, tracer)
+    except Exception:  # a user's forward may raise anything
+        tracer.restore(before)
+        return
+    finally:
+        numpy.random.set_state(draws[0])
+        random.setstate(draws[1])
+        network.eval()
+    for leaf in (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)):
+        tracer.read(leaf)
+        for plane in (plane for extent in tracer.extents(leaf) for plane in extent.planes):
+            tracer.classes.pin(plane)
 
 
 @contextmanager
@@ -275,15 +401,46 @@ def unread_masks() -> Iterator[None]:
 
 
 @contextmanager
+def forgetful_einops() -> Iterator[None]:
+    """Inside, einops computes sizes anew: it remembers them by number, but here a size stands for one axis."""
+    library: Any = sys.modules.get("einops.einops")
+    if not hasattr(library, "_reconstruct_from_shape_uncached"):
+        yield
+        return
+    remembering = library._reconstruct_from_shape
+    library._reconstruct_from_shape = library._reconstruct_from_shape_uncached
+    try:
+        yield
+    finally:
+        library._reconstruct_from_shape = remembering
+
+
+@contextmanager
+def autocast_as_on_cpu() -> Iterator[None]:
+    """Inside, code may ask for automatic precision on the device of its tensors; the meta device has none."""
+    kind: Any = torch.amp.autocast_mode.autocast
+    original = kind.__init__
+
+    def on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    kind.__init__ = on_cpu
+    try:
+        yield
+    finally:
+        kind.__init__ = original
+
+
+@contextmanager
 def without_data() -> Iterator[None]:
-    """For passes on the meta device: tensors that a network creates are there too, and no path depends on values.
+    """For passes on the meta device: tensors that a network creates are there too, and no path depends on data.
 
     Torch's transformer layers also have a fused path, which hides its operations; it is switched off.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with unread_masks(), torch.device("meta"):
+        with unread_masks(), autocast_as_on_cpu(), known_values():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -292,8 +449,10 @@ def without_data() -> Iterator[None]:
 def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> Any:
     with ExitStack() as stack:
         stack.enter_context(without_data())
+        stack.enter_context(forgetful_einops())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.enter_context(SizeWatch(tracer))
+        stack.enter_context(compared(lambda extent, wanted: tracer.notes.append(SizeNote(wanted, extent))))
         stack.enter_context(tracer)
         return network(*given)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from anysize.elastic.tracing.classes import Planes
 from anysize.elastic.tracing.tracer import Call, Labels, Tracer, expanded, move_labels, put_all, rule, varying
+from anysize.elastic.tracing.values import by_places
 
 
 @rule(
@@ -35,6 +36,12 @@ def _keep(tracer: Tracer, call: Call) -> None:
         tracer.put(result, labels.planes, neutral=neutral, static=labels.static)
 
 
+@rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
+def _new(tracer: Tracer, call: Call) -> None:
+    """A new tensor takes only its type from the old one; `SizeWatch` labels the axes whose sizes it knows."""
+    tracer.put(call.results()[0], (), neutral=True)
+
+
 @rule("view", "_unsafe_view", "_reshape_alias")
 def _view(tracer: Tracer, call: Call) -> None:
     """A view by sizes; planes are reshaped, since they need not share the tensor's strides."""
@@ -46,18 +53,46 @@ def _view(tracer: Tracer, call: Call) -> None:
 
 @rule("as_strided")
 def _as_strided(tracer: Tracer, call: Call) -> None:
-    """Strides mean the same on a plane only where the tensor is contiguous."""
-    if not call.tensors()[0].is_contiguous():
+    """Labels are laid out in memory as the tensor is, and read with the new strides."""
+    source, result = call.tensors()[0], call.results()[0]
+    first = result.storage_offset() - source.storage_offset()
+    if first < 0 or first + _span(result) > _span(source):
         tracer.refuse(call)
-    move_labels(tracer, call)
+    planes = []
+    for plane in tracer.labels(source).planes:
+        memory = torch.zeros(_span(source), dtype=torch.int64, device="cpu")
+        memory.as_strided(tuple(source.shape), source.stride()).copy_(expanded(plane, source))
+        planes.append(memory.as_strided(tuple(result.shape), result.stride(), first).clone())
+    put_all(tracer, call, [tuple(planes)], like=source)
+
+
+def _span(tensor: Tensor) -> int:
+    """How many elements of memory lie between the first and the last of a tensor."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+
+
+@rule("unsqueeze", "transpose", "t", "swapaxes")
+def _move_axes(tracer: Tracer, call: Call) -> None:
+    """Axes move; also those of the tensor itself, where the operation works in place."""
+    source = call.tensors()[0]
+    if call.func.is_view:
+        move_labels(tracer, call)
+        return
+    move = getattr(torch, call.name)
+    planes = tuple(move(plane, *call.args[1:], **call.kwargs) for plane in tracer.labels(source).planes)
+    put_all(tracer, call, [planes], like=source)
 
 
 @rule("constant_pad_nd")
 def _pad(tracer: Tracer, call: Call) -> None:
-    """Padded elements belong to no unit."""
-    source, pad = call.args[0], call.args[1]
-    planes = tuple(torch.constant_pad_nd(expanded(plane, source), pad, 0) for plane in tracer.labels(source).planes)
-    put_all(tracer, call, [planes], like=source)
+    """Elements added along an axis of units belong to no unit; along others they belong to the units beside them."""
+    source, pad = call.args[0], list(call.args[1])
+    planes = []
+    for plane in tracer.labels(source).planes:
+        axes = varying(plane)
+        own = [pad[place] if source.dim() - 1 - place // 2 in axes else 0 for place in range(len(pad))]
+        planes.append(torch.constant_pad_nd(plane, own, 0))
+    put_all(tracer, call, [tuple(planes)], like=source)
 
 
 @rule("slice")
@@ -77,10 +112,15 @@ def _select(tracer: Tracer, call: Call) -> None:
     """Taking one index of an axis fixes that axis, or unites a grid along it."""
     source, bound = call.args[0], call.bound()
     axes = [int(bound[name]) % source.dim() for name in ("dim", "dim1", "dim2") if name in bound]
-    for plane in tracer.labels(source).planes:
-        for axis in axes:
-            plane = tracer.fix_along(plane, axis)
-    move_labels(tracer, call)
+    planes = tracer.labels(source).planes
+    ended = [plane for plane in planes if len(axes) == 1 and varying(plane) == (axes[0],)]
+    others = [plane for plane in planes if not any(plane is end for end in ended)]
+    for axis in axes:
+        others = [tracer.fix_along(plane, axis) for plane in others]
+    move_labels(tracer, call, others)
+    for result in call.results():
+        for plane in ended:
+            tracer.pin_if_read(result, plane)
 
 
 @rule("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unsafe_chunk")
@@ -208,7 +248,7 @@ def _channel_shuffle(tracer: Tracer, call: Call) -> None:
     "argmin", "any", "all", "logsumexp", "norm", "linalg_vector_norm", "median", "nansum", "count_nonzero",
 )  # fmt: skip
 def _reduce(tracer: Tracer, call: Call) -> None:
-    """A reduced axis may have any size; its labels end here."""
+    """A reduced axis may have any size; its labels end here. If the places of maxima are read, it stays whole."""
     source, bound = call.args[0], call.bound()
     given = bound.get("dim")
     listed = [given] if isinstance(given, int) else list(given or range(source.dim()))
@@ -220,6 +260,9 @@ def _reduce(tracer: Tracer, call: Call) -> None:
         flat = result.dim() < source.dim()
         own = [plane.squeeze(axes) if flat else plane for plane in kept]
         tracer.put(result, own, neutral=labels.neutral, static=labels.static)
+        if result.dtype == torch.int64 and source.dtype != torch.int64:  # places along the axis, not values of it
+            for plane in (plane for plane in labels.planes if set(varying(plane)) & set(axes)):
+                tracer.pin_if_read(result, plane)
 
 
 def _reduced(tracer: Tracer, plane: Tensor, axes: Sequence[int]) -> Tensor | None:
@@ -265,6 +308,51 @@ def _clear_of(tracer: Tracer, planes: Iterable[Tensor], axes: Iterable[int]) -> 
     return tuple(kept)
 
 
+@rule("max_unpool2d", "max_unpool3d")
+def _unpool(tracer: Tracer, call: Call) -> None:
+    """Values and their places meet; both carry channels only."""
+    source, places = call.args[:2]
+    axes = range(2, source.dim())
+    operands = []
+    for tensor in (source, places):
+        labels = tracer.labels(tensor)
+        operands.append((tuple(tensor.shape), Labels(_clear_of(tracer, labels.planes, axes), labels.neutral)))
+    tracer.put(call.results()[0], tracer.combine(operands, source.dim()))
+
+
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _fourier(tracer: Tracer, call: Call) -> None:
+    """Transformed axes are fixed; the others keep their labels."""
+    source = call.args[0]
+    axes = [int(axis) % source.dim() for axis in call.args[1]]
+    put_all(tracer, call, [_clear_of(tracer, tracer.labels(source).planes, axes)], like=source)
+
+
+@rule("view_as_real")
+def _as_real(tracer: Tracer, call: Call) -> None:
+    """A last axis of two numbers is added."""
+    source = call.args[0]
+    put_all(tracer, call, [tuple(plane.unsqueeze(-1) for plane in tracer.labels(source).planes)], like=source)
+
+
+@rule("view_as_complex")
+def _as_complex(tracer: Tracer, call: Call) -> None:
+    """The last axis, of two numbers, is one number."""
+    source = call.args[0]
+    planes = _clear_of(tracer, tracer.labels(source).planes, [source.dim() - 1])
+    put_all(tracer, call, [tuple(plane.squeeze(-1) for plane in planes)], like=source)
+
+
+@rule("nonzero", "_unique2", "unique_consecutive", "bincount", "masked_select")
+def _counted(tracer: Tracer, call: Call) -> None:
+    """The size of the result depends on values: every axis that is read stays as it is."""
+    for tensor in call.tensors():
+        for plane in tracer.labels(tensor).planes:
+            tracer.classes.pin(plane)
+    for result in call.results():
+        tracer.put(result, ())
+
+
 @rule("topk", "sort", "kthvalue")
 def _ordered(tracer: Tracer, call: Call) -> None:
     """Sorting along an axis fixes it."""
@@ -285,6 +373,20 @@ def _im2col(tracer: Tracer, call: Call) -> None:
         plane.repeat_interleave(window, 1).squeeze(3) if plane.shape[1] > 1 else plane.squeeze(3) for plane in planes
     )
     put_all(tracer, call, [rows], like=source)
+
+
+@rule("col2im")
+def _col2im(tracer: Tracer, call: Call) -> None:
+    """(B, C k k, positions) -> (B, C, H, W): the window of each channel is united."""
+    source, window = call.args[0], math.prod(call.args[2])
+    planes = []
+    for plane in _clear_of(tracer, tracer.labels(source).planes, [source.dim() - 1]):
+        if plane.shape[1] > 1:
+            grid = plane.reshape(plane.shape[0], -1, window)
+            tracer.classes.unite(grid, grid[..., :1])
+            plane = grid[..., :1]
+        planes.append(plane.unsqueeze(-1))
+    put_all(tracer, call, [tuple(planes)], like=source)
 
 
 @rule("embedding")
@@ -312,11 +414,13 @@ def _embedding_bag(tracer: Tracer, call: Call) -> None:
 @rule("index", "index_select", "gather")
 def _index(tracer: Tracer, call: Call) -> None:
     """An indexed axis is fixed; the others keep their labels."""
-    source = call.args[0]
+    source, chosen = call.args[0], call.args[1:]
     if call.name == "index":
-        axes = [axis for axis, chosen in enumerate(call.args[1]) if chosen is not None]
+        indices = by_places(chosen[0])
+        axes = [axis for axis, index in enumerate(indices) if index is not None]
+        chosen = (indices,)
     else:
-        axes = [int(call.args[1]) % source.dim()]
+        axes = [int(chosen[0]) % source.dim()]
     for tensor in call.tensors()[1:]:
         for plane in tracer.labels(tensor).planes:
             tracer.classes.pin(plane)
@@ -325,10 +429,64 @@ def _index(tracer: Tracer, call: Call) -> None:
         plain = isinstance(leaf, Tensor) and leaf is not source
         return torch.zeros(tuple(leaf.shape), dtype=torch.int64, device="cpu") if plain else leaf
 
-    arguments = tree_map(first_place, tuple(call.args[1:]))
+    arguments = tree_map(first_place, chosen)
     planes = _clear_of(tracer, tracer.labels(source).planes, axes)
     moved = tuple(call.func(expanded(plane, source).contiguous(), *arguments) for plane in planes)
     tracer.put(call.results()[0], moved)
+
+
+@rule("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
+def _written_along(tracer: Tracer, call: Call) -> None:
+    """Values meet the target, except along the axis in which they choose their places."""
+    bound = call.bound()
+    target, axis = bound["self"], int(bound["dim"]) % bound["self"].dim()
+    source = bound.get("source", bound.get("src"))
+    for plane in tracer.labels(bound["index"]).planes:
+        if call.name.startswith("index"):
+            tracer.classes.pin(plane)
+    operands = []
+    for tensor in (target, source, None if call.name.startswith("index") else bound["index"]):
+        if isinstance(tensor, Tensor):
+            shape = [1 if other == axis else size for other, size in enumerate(tensor.shape)]
+            labels = tracer.labels(tensor)
+            planes = _clear_of(tracer, labels.planes, [axis])
+            operands.append((tuple(shape), Labels(planes, labels.neutral, loose=labels.loose)))
+    planes = tracer.combine(operands, target.dim())
+    tracer.put(call.results()[0], planes)
+
+
+def _one_lane(plane: Tensor, axis: int) -> Tensor:
+    """The labels of a plane along one axis, (size,)."""
+    return plane.movedim(axis, 0).reshape(plane.shape[axis], -1)[:, 0]
+
+
+@rule("index_put", "_index_put_impl")
+def _index_put(tracer: Tracer, call: Call) -> None:
+    """Values meet what the indices select; the indexed axes are fixed."""
+    target, indices, values = call.args[0], by_places(call.args[1]), call.args[2]
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    labels, given = tracer.labels(target), tracer.labels(values)
+    planes = _clear_of(tracer, labels.planes, axes)
+    if not given.planes and (values.dim() == 0 or values.numel() == 1):
+        tracer.put(call.results()[0], planes)
+        return
+    behind = target.dim() - 1 - max(axes)  # axes after the indexed ones, which end both tensors
+    shape = tuple(target.shape[target.dim() - behind :]) if behind else ()
+    own = [plane.reshape(tuple(plane.shape[target.dim() - behind :])) for plane in planes if behind]
+    tails = [
+        _one_lane(plane, axis).reshape([-1 if a == axis else 1 for a in range(values.dim())][values.dim() - behind :])
+        for plane in given.planes
+        for axis in varying(plane)
+        if axis >= values.dim() - behind
+    ]
+    for plane in given.planes:
+        if not any(axis >= values.dim() - behind for axis in varying(plane)):
+            tracer.classes.pin(plane)
+    operands = [(shape, Labels(tuple(own), labels.neutral)), (shape, Labels(tuple(tails), given.neutral))]
+    met = tracer.combine(operands, behind) if behind else ()
+    lead = (1,) * (target.dim() - behind)
+    others = [plane for plane in planes if max(varying(plane), default=0) < target.dim() - behind]
+    tracer.put(call.results()[0], [*others, *(plane.reshape(lead + tuple(plane.shape)) for plane in met)])
 
 
 @rule("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot")
@@ -347,6 +505,20 @@ def _matmul(tracer: Tracer, call: Call) -> None:
         operands = [(tuple(result.shape), own), (tuple(added[0].shape), tracer.labels(added[0]))]
         planes = tracer.combine(operands, result.dim())
     tracer.put(result, planes if added else own.planes, static=static)
+
+
+@rule("_grouped_mm")
+def _grouped_product(tracer: Tracer, call: Call) -> None:
+    """(rows, k) x (experts, k, columns): each row meets the matrix of its expert."""
+    left, right = call.args[:2]
+    first, second = tracer.labels(left), tracer.labels(right)
+    planes = _clear_of(tracer, second.planes, [0])
+    into, made = (tracer.lane([plane for plane in planes if plane.shape[axis] > 1], axis) for axis in (1, 2))
+    tracer.couple(tracer.lane([plane for plane in first.planes if plane.shape[1] > 1], 1), into, loose=first.neutral)
+    if made is not None and second.static:
+        tracer.produce([made])
+    rows = [plane for plane in first.planes if plane.shape[1] == 1]
+    tracer.put(call.results()[0], [*rows, *([made.reshape(1, -1)] if made is not None else [])])
 
 
 def _result_axes(name: str) -> tuple[int, ...]:

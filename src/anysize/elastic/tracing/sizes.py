@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,8 +114,40 @@ class TracedInt(int):
     def __rmod__(self, other: Any) -> Any:
         return _arithmetic(operator.mod, other, self)
 
+    def __eq__(self, other: Any) -> bool:
+        equal = int.__eq__(self, other)
+        if equal is True and isinstance(other, TracedInt):
+            _note_equal(self.expression, other.expression)
+        return equal
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedInt:
         return self
+
+
+_listeners: list[Callable[[Extent, Attribute], None]] = []
+
+
+@contextmanager
+def compared(listen: Callable[[Extent, Attribute], None]) -> Iterator[None]:
+    """Inside, `listen` hears of each size that code compares with an attribute and finds equal."""
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
+
+
+def _note_equal(left: Expression, right: Expression) -> None:
+    for extent, attribute in ((left, right), (right, left)):
+        if isinstance(extent, Extent) and isinstance(attribute, Attribute):
+            for listen in _listeners:
+                listen(extent, attribute)
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 import traceback
@@ -132,6 +133,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.origin: dict[int, tuple[str, int]] = {}
         self.seen: set[int] = set()
         self.released: Callable[[Tracer, Tensor], bool] = lambda tracer, plane: False
+        self._debts: dict[int, list[Tensor]] = {}
         # Hold the tensors too: an id is a valid key only while its tensor lives.
         self._labels: dict[int, tuple[Tensor, Labels]] = {}
 
@@ -140,6 +142,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.paused:
             self.follow(Call(func, args, kwargs or {}, out))
         return out
+
+    def snapshot(self) -> Any:
+        """What is known now, for `restore`."""
+        own = (self.grids, self.notes, self.inputs, self.outputs, self.producers, self.seen)
+        return copy.deepcopy(self.classes), [copy.copy(each) for each in own]
+
+    def restore(self, before: Any) -> None:
+        """Forget what was learned since a snapshot."""
+        self.classes.__dict__.update(before[0].__dict__)
+        self.grids, self.notes, self.inputs, self.outputs, self.producers, self.seen = before[1]
+        self.stack, self.paused = [""], False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -179,17 +192,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         A plane that is already pinned gives way; otherwise the one with fewer classes does, and is pinned.
         """
         chosen: dict[tuple[int, ...], Tensor] = {}
-        pinned = self.classes.pinned_roots() if len(planes) > 1 else None
         for plane in planes:
             rival = chosen.setdefault(varying(plane), plane)
-            if rival is plane or pinned is None:
+            if rival is plane:
                 continue
-            roots = [np.unique(self.classes.roots(each).numpy()) for each in (rival, plane)]
-            ranks = [(not pinned[own].all(), own.size) for own in roots]
+            ranks = [
+                (not self.classes.is_pinned(each), np.unique(self.classes.roots(each).numpy()).size)
+                for each in (rival, plane)
+            ]
             winner, loser = (plane, rival) if ranks[1] > ranks[0] else (rival, plane)
             self.classes.pin(loser)
             chosen[varying(plane)] = winner
         return tuple(chosen.values())
+
+    def pin_if_read(self, tensor: Tensor, plane: Tensor) -> None:
+        """Pin a plane as soon as an operation reads this tensor; one made only for its shape pins nothing."""
+        self._debts.setdefault(id(tensor), []).append(plane)
+
+    def read(self, tensor: Tensor) -> None:
+        """Take note that the contents of a tensor matter."""
+        for plane in self._debts.pop(id(tensor), ()):
+            self.classes.pin(plane)
 
     def adopt(self, tensor: Tensor, name: str, labels: Sequence[Tensor | None]) -> None:
         """Give a parameter or buffer one plane for each axis with labels."""
@@ -267,9 +290,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def settle_grids(self) -> None:
         """Settle every grid seen and every pair of sizes that the code makes equal, until nothing changes."""
         for resolve in (self._settle_each_grid, self._couple_sizes):
-            before = self.classes.parent.copy()
+            before = self.classes.changes
             resolve()
-            if not np.array_equal(before, self.classes.parent):
+            if self.classes.changes != before:
                 self.settle_grids()  # sizes can be compared only after every grid has its shape
                 return
 
@@ -284,10 +307,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             wanted = note.expression
             if isinstance(wanted, Extent):
                 self._match([wanted, note.extent])
+                self._keep_fixed([wanted, note.extent])
             elif isinstance(wanted, Attribute):
                 by_attribute.setdefault(wanted.path, []).append(note.extent)
         for extents in by_attribute.values():
             self._match(extents)
+            self._keep_fixed(extents)
         for note in self.notes:
             self._couple_quotient(note, by_attribute)
 
@@ -296,6 +321,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for lane in lanes[1:]:
             if lane.shape == lanes[0].shape and not self._same_count(lanes[0], lane):
                 self.classes.unite(lanes[0], lane)
+
+    def _keep_fixed(self, extents: Sequence[Extent]) -> None:
+        """Pin the axes that take their size from an attribute which is also the size of an axis that never shrinks."""
+        whole = [extent for extent in extents if extent.stop is None]
+        if any(all(self.classes.is_pinned(plane) for plane in extent.planes) for extent in whole):
+            for lane in (lane for lane in map(self._own_lane, whole) if lane is not None):
+                self.classes.pin(lane)
 
     def _same_count(self, whole: Tensor, part: Tensor) -> bool:
         """Whether the same fraction of both stays at every width: they hold the same classes equally often."""
@@ -316,6 +348,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(wanted.left, Extent) or not isinstance(wanted.right, Attribute | int):
             return
         whole, part = self._own_lane(wanted.left), self._own_lane(note.extent)
+        if part is not None and all(self.classes.is_pinned(plane) for plane in wanted.left.planes):
+            self.classes.pin(part)
         if whole is None or whole.numel() % note.extent.size:
             return
         grid = whole.reshape(-1, note.extent.size)
@@ -350,6 +384,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def follow(self, call: Call) -> None:
         """Label what an operation returned."""
+        for tensor in call.tensors():
+            self.read(tensor)
         given = [self.labels(tensor) for tensor in call.tensors()]
         try:
             self._follow(call, given)
@@ -387,8 +423,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def free(self, plane: Tensor) -> bool:
         """Whether no unit of this plane can be dropped, so that any operation may read it."""
-        roots = self.classes.roots(plane).numpy()
-        return bool(self.classes.pinned_roots()[roots].all()) or self.released(self, plane)
+        return self.classes.is_pinned(plane) or self.released(self, plane)
 
     def refuse(self, call: Call) -> None:
         """Raise the error for an operation that has no rule."""
@@ -520,7 +555,7 @@ def _pointwise(tracer: Tracer, call: Call) -> None:
     given = [tracer.labels(tensor) for tensor in tensors]
     planes = tracer.combine([(tuple(t.shape), own) for t, own in zip(tensors, given)], result.dim())
     if result is tensors[0] and planes and not given[0].planes:
-        _refuse_partial_write(tracer, call, result)
+        _write_part(tracer, call, result, planes)
     tracer.put(
         result,
         planes,
@@ -529,21 +564,44 @@ def _pointwise(tracer: Tracer, call: Call) -> None:
     )
 
 
-def _refuse_partial_write(tracer: Tracer, call: Call, target: Tensor) -> None:
-    """Refuse a write into a part of a tensor: it would have to change the labels of the whole."""
-    if target.numel() * target.element_size() < target.untyped_storage().nbytes():
-        raise ModelError(
-            f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of "
-            "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or keep the layers "
-            "that feed it whole with keep=[...]"
-        )
+def _write_part(tracer: Tracer, call: Call, part: Tensor, planes: Planes) -> None:
+    """Label the tensor that `part` is a view of, since units were written into that part."""
+    whole = part._base
+    if whole is None or whole.numel() == part.numel():
+        return
+    for plane in planes:
+        axes = varying(plane)
+        found = [axis for axis in range(whole.dim()) if whole.stride(axis) == part.stride(axes[0])]
+        found = [axis for axis in found if whole.shape[axis] >= part.shape[axes[0]] > 1]
+        if len(axes) != 1 or len(found) != 1:
+            raise ModelError(
+                f"cannot follow widths through {call.func} at {tracer.where()}: it writes units into a part of "
+                "an unlabelled tensor. Collect the parts and use torch.cat or torch.stack, or keep the layers "
+                "that feed it whole with keep=[...]"
+            )
+        _write_lane(tracer, whole, found[0], part, plane.flatten())
 
 
-def move_labels(tracer: Tracer, call: Call) -> None:
-    """Apply the operation itself to every plane."""
+def _write_lane(tracer: Tracer, whole: Tensor, axis: int, part: Tensor, lane: Tensor) -> None:
+    """Write labels into the places of a part along one axis; places that nothing is written into always stay."""
+    labels = tracer.labels(whole)
+    shape = [-1 if other == axis else 1 for other in range(whole.dim())]
+    own = next((plane for plane in labels.planes if varying(plane) == (axis,)), None)
+    row = torch.zeros(whole.shape[axis], dtype=torch.int64, device="cpu") if own is None else own.flatten().clone()
+    first = (part.storage_offset() - whole.storage_offset()) // whole.stride(axis) % whole.shape[axis]
+    first = first if len(lane) < len(row) else 0
+    window = row[first : first + len(lane)]
+    tracer.classes.unite(torch.where(window == 0, lane, window), lane)
+    row[first : first + len(lane)] = lane
+    others = [plane for plane in labels.planes if plane is not own]
+    tracer.put(whole, [*others, row.reshape(shape)], static=labels.static)
+
+
+def move_labels(tracer: Tracer, call: Call, chosen: Iterable[Tensor] | None = None) -> None:
+    """Apply the operation itself to every plane, or to the chosen ones."""
     source = call.tensors()[0]
     planes: list[list[Tensor]] = [[] for _ in call.results()]
-    for plane in tracer.labels(source).planes:
+    for plane in tracer.labels(source).planes if chosen is None else chosen:
         full = expanded(plane, source).contiguous()
         moved_parts = call.func(full, *call.args[1:], **call.kwargs)
         for place, moved in enumerate(tree_flatten(moved_parts)[0]):

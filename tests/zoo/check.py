@@ -1,0 +1,149 @@
+"""What a network of the zoo must do: narrow to two widths, shrink, run, train, and agree with its silenced self."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import anysize as az
+from zoo.entries import Entry, load_torchvision
+
+WIDTHS = (0.5, 0.25)
+READS: dict[type[nn.Module], int] = {
+    nn.Linear: 1, nn.Conv1d: 1, nn.Conv2d: 1, nn.Conv3d: 1, nn.ConvTranspose1d: 0, nn.ConvTranspose2d: 0,
+    nn.ConvTranspose3d: 0,
+}  # fmt: skip
+
+
+@dataclass
+class Finding:
+    """What was found of one network.
+
+    Attributes:
+        parameters: of the whole network and at each width.
+        exact: how many of the groups that were tried alone give the full network with the dropped units silenced.
+        tried: how many groups were tried alone.
+        trace_s: the time of the trace.
+        error: why it failed; empty if it did not.
+    """
+
+    name: str
+    parameters: tuple[int, ...] = ()
+    groups: int = 0
+    exact: int = 0
+    tried: int = 0
+    trace_s: float = 0.0
+    error: str = ""
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def built(entry: Entry) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The network with the same random weights in every run, none of them zero, and its inputs."""
+    load_torchvision()
+    torch.manual_seed(0)
+    network = entry.build().eval().float()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():  # zeros, as of biases and gates, would hide mistakes
+            if parameter.is_floating_point():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+    return network, entry.inputs()
+
+
+def first(answer: Any) -> Tensor:
+    """The first tensor of what a network returned."""
+    while not isinstance(answer, Tensor):
+        answer = next(iter(answer.values())) if isinstance(answer, dict) else answer[0]
+    return answer
+
+
+def parameters_of(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def train_one_step(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """One step towards zero; fails unless every gradient is finite and some weight moves."""
+    network = copy.deepcopy(network).train()
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    loss = first(network(*inputs)).float().pow(2).mean()
+    loss.backward()
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    assert gradients, "no weight has a gradient"
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients), "a gradient is not finite"
+    optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, network.parameters())), "nothing was learned"
+
+
+def reads(layer: nn.Module) -> int | None:
+    """The axis of a layer's weight along which it reads units."""
+    if type(layer).__name__ == "Conv1D":  # the linear layer of GPT-2 in transformers
+        return 0
+    return next((axis for kind, axis in READS.items() if isinstance(layer, kind)), None)
+
+
+def silenced(network: nn.Module, axes: az.Axes, group: str, kept: Any) -> nn.Module:
+    """The full network with zeros, in every layer that reads them, for the units of a group that are not kept."""
+    copied = copy.deepcopy(network)
+    layers = dict(copied.named_modules(remove_duplicate=False))
+    gone = set(range(axes.group(group).size)) - set(kept.units(group))
+    for member in axes.group(group).members:
+        owner, _, kind = member.name.rpartition(".")
+        if kind != "weight" or reads(layers[owner]) != member.axis:
+            continue
+        rows = [place for place, unit in enumerate(member.units) if unit in gone]
+        with torch.no_grad():
+            copied.get_parameter(member.name).index_fill_(member.axis, torch.tensor(rows, dtype=torch.long), 0.0)
+    return copied
+
+
+def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 3) -> tuple[int, int]:
+    """How many of a few groups, narrowed alone, equal the full network with dropped units silenced; of how many."""
+    groups = [group.name for group in axes.groups if group.size > 1]
+    step = max(1, len(groups) // most)
+    chosen = groups[::step][:most]
+    exact = 0
+    for name in chosen:
+        kept = axes.kept({name: 0.5})
+        with torch.no_grad():
+            small = az.narrow(network, axes, kept, verify=False).eval()(*inputs)
+            full = silenced(network, axes, name, kept)(*inputs)
+        exact += torch.allclose(first(small), first(full), rtol=1e-3, atol=1e-4)
+    return exact, len(chosen)
+
+
+def check(entry: Entry, *, oracle: bool = True) -> Finding:
+    """Everything that is asked of a network; raises what it raises."""
+    network, inputs = built(entry)
+    found = Finding(entry.name)
+    with torch.no_grad():
+        full = first(network(*inputs))
+    started = time.perf_counter()
+    axes = az.trace(network, inputs)
+    found.trace_s = round(time.perf_counter() - started, 2)
+    found.groups = len(axes.groups)
+    counts = [parameters_of(network)]
+    for width in WIDTHS:
+        small = az.narrow(network, axes, width).eval()
+        with torch.no_grad():
+            assert first(small(*inputs)).shape == full.shape, "the output has another shape"
+        counts.append(parameters_of(small))
+        train_one_step(small, inputs)
+    found.parameters = tuple(counts)
+    assert counts[1] < 0.75 * counts[0], f"half the width has {counts[1]} of {counts[0]} parameters"
+    assert counts[2] < 0.75 * counts[1] or counts[2] < 0.45 * counts[0], (
+        f"a quarter has {counts[2]}, a half {counts[1]}"
+    )
+    if oracle:
+        found.exact, found.tried = agreeing_groups(network, inputs, axes)
+    return found
