@@ -24,6 +24,7 @@ from anysize.elastic.fast import fast, layout
 from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.elastic.tracing.forward import unread_masks, without_data
+from anysize.elastic.tracing.values import KnownValues, MetaDevice
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Masked, offered_sizes
 from anysize.methods.context import Context
@@ -202,7 +203,7 @@ def forward_macs(network: nn.Module, x: Tensor) -> int:
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
     network.eval()
-    with Remembered(), counter() as found, without_data(), torch.no_grad():
+    with Remembered(), counter() as found, without_data(), torch.no_grad():  # known values are innermost here too
         network(x)
     own = type(network).__name__  # the counter's names begin with the type of the called module
     counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
@@ -268,7 +269,7 @@ class _OnMeta:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._depth = 0
-        self._device = torch.device("meta")
+        self._device = MetaDevice()
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> None:
@@ -282,20 +283,24 @@ class _OnMeta:
 
     def _begin(self, part: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._depth == 0:
-            self._device.__enter__()
+            self._device.__enter__()  # type: ignore[no-untyped-call]
         self._depth += 1
 
     def _end(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._device.__exit__(None, None, None)
+            self._device.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
-    """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations."""
+    """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations.
+
+    Networks may read what depends on sizes and constants alone: inside the other modes its values are known, also of
+    operations that are remembered.
+    """
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with Remembered(), counter() as found, HeldBytes(module) as held:
+        with Remembered(), counter() as found, HeldBytes(module) as held, KnownValues():  # type: ignore[no-untyped-call]
             work()
         return int(found.get_total_flops()), held.total
 
