@@ -161,6 +161,70 @@ def test_a_failing_callback_is_named_with_its_line_and_its_round_is_saved(tmp_pa
 # Stopping
 
 
+class Leaving(Callback):
+    def on_round(self, run: RunView) -> None:
+        sys.exit(0)
+
+
+class Wrong(Callback):
+    def check(self, config: Any) -> None:
+        raise ZeroDivisionError("no")
+
+
+def test_a_callback_that_ends_the_process_is_named_and_its_round_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(AnysizeError, match="your callback Leaving, on_round, after round 1: SystemExit"):
+        small.experiment().run(tmp_path / "run", callbacks=[Leaving()])
+    assert az.load(tmp_path / "run").round == 1
+
+
+def test_callbacks_may_come_from_an_iterator_and_one_alone_is_refused(tmp_path: Path) -> None:
+    listener = Listener(stop_at=1)
+    assert small.experiment().run(tmp_path / "run", callbacks=iter([listener])).round == 1  # type: ignore[arg-type]
+    for wrong in (listener, None):
+        with pytest.raises(ConfigError, match="give a list of callbacks"):
+            small.experiment().run(tmp_path / "other", callbacks=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="your callback Wrong, check: ZeroDivisionError: no"):
+        small.experiment().run(tmp_path / "other", callbacks=[Wrong()])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_wrong_folder_of_a_tracker_is_found_before_an_earlier_run_is_replaced(tmp_path: Path) -> None:
+    run = small.experiment(rounds=1).run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for folder in (5, "", str(tmp_path / "file")):
+        track = {"name": "tensorboard", "options": {"folder": folder}}
+        with pytest.raises(ConfigError, match=r"track\.options\.folder"):
+            small.experiment(rounds=1, track=track).run(tmp_path / "run", overwrite=True)
+    assert az.load(run.directory).round == 1
+
+
+def test_a_run_whose_start_was_not_written_whole_is_resumed_with_a_new_one(tmp_path: Path) -> None:
+    run = small.experiment(rounds=1).run(tmp_path / "run")
+    events = run.directory / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:40])
+    again = small.experiment(rounds=2, **JUDGED).run(run.directory, resume=True, callbacks=[KeepBest()])
+    assert next(event["event"] for event in read_events(events)) == "start"
+    assert again.round == 2
+    assert "Plot" in repr(again.plot())
+
+
+def test_a_damaged_best_round_says_that_the_run_itself_is_intact(tmp_path: Path) -> None:
+    run = small.experiment(rounds=1, **JUDGED).run(tmp_path / "run", callbacks=[KeepBest()])
+    best = run.directory / checkpoints.BEST
+    best.write_bytes(best.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"delete best\.safetensors to go on without it"):
+        small.experiment(rounds=2, **JUDGED).run(run.directory, resume=True, callbacks=[KeepBest()])
+    best.unlink()
+    assert small.experiment(rounds=2, **JUDGED).run(run.directory, resume=True, callbacks=[KeepBest()]).round == 2
+
+
+def test_reasons_are_printable(tmp_path: Path) -> None:
+    wishes = Wishes(round=1)
+    view = RunView("id", tmp_path, small.config(), "accuracy", True, 1, {}, (), None, None, wishes)
+    view.stop("\ud800 \x1b[31mred")
+    assert wishes.stop == "[31mred"
+
+
 def test_a_stopped_run_is_a_finished_run_that_says_why(tmp_path: Path) -> None:
     listener = Listener(stop_at=2)
     run = small.experiment(rounds=9, evaluate_every=5).run(tmp_path / "run", callbacks=[listener])

@@ -29,6 +29,7 @@ from anysize.client.work import needs_calibration
 from anysize.data import DeviceShares
 from anysize.deploy import device_file, own_data
 from anysize.deploy.guard import Guard
+from anysize.deploy.own_files import copy_into, own_files
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, TrustError
@@ -628,6 +629,19 @@ def test_a_fleet_with_an_own_model_gets_its_files_and_may_run_them(own_code: Pat
     assert ours.fleet(1, experiment.fleet).participants(1) == [0]
     layout.extend(own_code, layout.named(["van=1"]), "mine:load")
     assert check.checked(own_code / "devices" / "van" / "device.toml").endswith("can train size 1.0")
+
+
+def test_own_files_pass_over_what_is_no_source_and_read_every_encoding(tmp_path: Path) -> None:
+    (tmp_path / "net" / "sub.py").mkdir(parents=True)
+    (tmp_path / "net" / "__init__.py").write_bytes(b"# coding: latin-1\nname = '\xe4'\nimport helper\n")
+    (tmp_path / "net" / ".#lock.py").symlink_to("user@host.1:2")
+    (tmp_path / "helper.py").write_bytes(b"\xef\xbb\xbfimport other\n")
+    (tmp_path / "other.py").write_text("x = " + "+".join(["1"] * 30_000))
+    found, absent = own_files(["net:make"], [tmp_path])
+    assert ([path.name for path in found], absent) == (["net", "helper.py", "other.py"], [])
+    (tmp_path / "there").mkdir()
+    copy_into(tmp_path / "there", found)
+    assert sorted(path.name for path in (tmp_path / "there").rglob("*.py")) == ["__init__.py", "helper.py", "other.py"]
 
 
 def test_a_key_that_is_appended_to_a_devices_file_is_the_devices(own_code: Path) -> None:

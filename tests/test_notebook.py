@@ -15,6 +15,7 @@ import pytest
 import anysize as az
 import small
 from anysize.errors import AnysizeError, CheckpointError
+from anysize.records.events import by_round_and_size
 from anysize.runs import progress
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_run.ipynb"
@@ -70,6 +71,15 @@ def test_there_is_nothing_to_plot_before_the_first_evaluation(tmp_path: Path) ->
     (started.directory / "events.jsonl").write_text(events[0])
     with pytest.raises(AnysizeError, match="has no evaluation yet"):
         started.plot()
+
+
+@pytest.mark.parametrize(
+    "old, new", [('"metric"', '"metrix"'), ('"label"', '"labels"'), ('"mean": 0', '"mean": "x", "a": 0')]
+)
+def test_a_frame_of_damaged_events_is_refused(run: az.Run, tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "events.jsonl").write_text((run.directory / "events.jsonl").read_text().replace(old, new))
+    with pytest.raises(CheckpointError, match=r"events\.jsonl is damaged"):
+        by_round_and_size(tmp_path)
 
 
 def test_a_run_writes_its_report(run: az.Run) -> None:

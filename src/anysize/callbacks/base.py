@@ -136,4 +136,5 @@ class Callback:
 
 
 def _line(reason: str) -> str:
-    return " ".join(str(reason).split())[:_LONGEST_REASON] or "no reason given"
+    words = "".join(letter if letter.isprintable() else " " for letter in str(reason))
+    return " ".join(words.split())[:_LONGEST_REASON] or "no reason given"

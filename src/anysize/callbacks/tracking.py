@@ -95,6 +95,18 @@ class TensorBoard(Tracker):
     folder: str | None = None
     package: ClassVar[str] = "tensorboard"
 
+    def check(self, config: ExperimentConfig) -> None:
+        super().check(config)
+        if self.folder is None:
+            return
+        if not isinstance(self.folder, str) or not self.folder:
+            raise ConfigError(f"track.options.folder: given {self.folder!r}, must be the path of a folder")
+        place = config.path(self.folder)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"track.options.folder: cannot make {place}: {error.strerror or error}") from None
+
     def open(self, run: RunView) -> None:
         from torch.utils.tensorboard import SummaryWriter
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def copy_into(folder: Path, files: Iterable[Path]) -> None:
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
             continue
-        for part in sorted(path.rglob("*.py")):
+        for part in _sources(path):
             target = folder / path.name / part.relative_to(path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(part, target)
@@ -61,16 +62,22 @@ def _module(name: str, folders: Iterable[Path]) -> Path | None:
 
 def _imports(path: Path) -> Iterator[str]:
     """The first parts of all modules that a file, or a package, imports."""
-    for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+    for file in [path] if path.is_file() else _sources(path):
         try:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):  # importing it will say what is wrong
+            with tokenize.open(file) as source:  # in the encoding that the file declares
+                tree = ast.parse(source.read())
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # importing it will say what is wrong
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 yield from (_top(name.name) for name in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield _top(node.module)
+
+
+def _sources(package: Path) -> list[Path]:
+    """The Python files of a package; an editor's lock may have such a name and be none."""
+    return sorted(path for path in package.rglob("*.py") if path.is_file())
 
 
 def _top(module: str) -> str:

@@ -47,7 +47,20 @@ def counted_rounds(path: Path, events: Iterable[tuple[int, Event]]) -> list[tupl
 
 
 def by_round_and_size(directory: Path) -> list[Json]:
-    """A row for each round and size of a run: its metrics where it was evaluated, and what the whole round had."""
+    """A row for each round and size of a run: its metrics where it was evaluated, and what the whole round had.
+
+    Raises:
+        CheckpointError: the events are damaged.
+    """
+    try:
+        return _rows(directory)
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise CheckpointError(
+            f"{directory / EVENTS} is damaged ({type(error).__name__}: {error}); restore an intact copy of it"
+        ) from error
+
+
+def _rows(directory: Path) -> list[Json]:
     start = next(event for event in read_events(directory / EVENTS) if event["event"] == "start")
     of_rounds = ("train_loss", "bytes_down", "bytes_up", "seconds")
     rows = []

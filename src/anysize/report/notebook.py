@@ -46,6 +46,9 @@ class Plot:
 
     svg: str
 
+    def __repr__(self) -> str:
+        return 'Plot: a notebook shows it; save("plot.svg") writes it'
+
     def _repr_svg_(self) -> str:
         return self.svg
 

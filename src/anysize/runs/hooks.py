@@ -9,7 +9,7 @@ from typing import Literal
 
 from anysize.callbacks import Callback, Evaluation, RunView, Wishes
 from anysize.config.tables import ExperimentConfig
-from anysize.errors import AnysizeError, ConfigError, told
+from anysize.errors import AnysizeError, CheckpointError, ConfigError, told
 from anysize.records import checkpoint as checkpoints
 from anysize.records.directory import EVENTS, saved_environment
 from anysize.records.events import evaluation_in, history, read_events
@@ -44,7 +44,12 @@ class Hooks:
     def check(self, config: ExperimentConfig) -> None:
         """Refuse an experiment that a callback cannot serve."""
         for callback in self._callbacks:
-            callback.check(config)
+            try:
+                callback.check(config)
+            except AnysizeError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise ConfigError(f"{_whose(callback)}, check: {told(error)}") from error
 
     def begin(self, config: ExperimentConfig, round: int) -> None:
         """`on_start`, with the evaluations that a resumed run has made before."""
@@ -54,11 +59,18 @@ class Hooks:
         self._id = str(saved_environment(self._directory).get("id", self._directory.resolve()))
         self._start = next(event for event in read_events(self._directory / EVENTS) if event["event"] == "start")
         if (self._directory / checkpoints.BEST).is_file():
-            self.kept = checkpoints.round_of(self._directory, checkpoints.BEST)
+            self.kept = self._kept_round()
         for event in history(self._directory):
             self._note(event)
         self.wishes.round = round
         self._call("on_start")
+
+    def _kept_round(self) -> int:
+        try:
+            return checkpoints.round_of(self._directory, checkpoints.BEST)
+        except CheckpointError as error:
+            advice = f"delete {checkpoints.BEST} to go on without it; the run itself is intact"
+            raise CheckpointError(f"{error}. Or {advice}") from error
 
     def after_round(self, event: Json) -> None:
         """`on_round`, and `on_evaluation` if the round was evaluated."""
@@ -93,10 +105,9 @@ class Hooks:
                 getattr(callback, moment)(self._view(stopped))
             except AnysizeError:
                 raise
-            except Exception as error:
-                whose = "anysize's" if type(callback).__module__.startswith("anysize.") else "your"
+            except (Exception, SystemExit) as error:
                 raise AnysizeError(
-                    f"{whose} callback {type(callback).__name__}, {moment}, after round {self.wishes.round}: "
+                    f"{_whose(callback)}, {moment}, after round {self.wishes.round}: "
                     f"{told(error)}. The run is saved as far as that; go on with resume=True"
                 ) from error
 
@@ -115,3 +126,8 @@ class Hooks:
             stopped=stopped,
             _wishes=self.wishes,
         )
+
+
+def _whose(callback: Callback) -> str:
+    whose = "anysize's" if type(callback).__module__.startswith("anysize.") else "your"
+    return f"{whose} callback {type(callback).__name__}"

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -42,7 +42,7 @@ from anysize.records import checkpoint as checkpoints
 from anysize.records import directory as directories
 from anysize.records.checkpoint import Checkpoint
 from anysize.records.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
-from anysize.records.events import history
+from anysize.records.events import history, read_events
 from anysize.runs.hooks import Hooks
 from anysize.runs.progress import OnEvent, watched
 from anysize.runs.resuming import resumed
@@ -102,6 +102,13 @@ def run(
     return Run(directory, experiment)
 
 
+def _listed(callbacks: Iterable[Callback]) -> list[Callback]:
+    """The callbacks, taken once: an iterator gives them only once."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks: given {callbacks!r}; give a list of callbacks, such as [KeepBest()]")
+    return list(callbacks)
+
+
 class _Runner:
     """One run from its directory's first file to its last event."""
 
@@ -116,8 +123,8 @@ class _Runner:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self._experiment = experiment
-        self._given = callbacks
-        self._hooks = Hooks(callbacks, directory)
+        self._given = _listed(callbacks)
+        self._hooks = Hooks(self._given, directory)
         self._make_engine = make_engine
         self._clock = clock
         self._directory = directory
@@ -222,8 +229,8 @@ class _Runner:
             )
         directories.rewind(self._directory, current.round)
         directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
-        if not (self._directory / EVENTS).is_file():
-            self._event(self._start_event())
+        if not any(event["event"] == "start" for event in read_events(self._directory / EVENTS)):
+            self._event(self._start_event())  # killed before it was written whole
         self._event({"event": "resume", "round": current.round})
         return current
 
@@ -297,7 +304,7 @@ class _Runner:
         """If a callback fails inside, save the round first: it is not the round that failed."""
         try:
             yield
-        except Exception:
+        except (Exception, SystemExit, KeyboardInterrupt):
             self._save(current)
             raise
 
