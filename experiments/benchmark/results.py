@@ -27,7 +27,7 @@ RESULTS = HERE / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "how-to-choose.md", HERE / "README.md")
 BOUND = "FedAvg, each width"
 WEAKEST = "FedAvg, weakest width"
-TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16"}
+TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16", "digits": "Digits"}
 COLUMNS = (
     *("setting", "method", "seed", "size", "accuracy", "best", "best_round", "learning_rate", "parameters"),
     *("training_macs", "activation_bytes", "bytes", "inference_bytes", "hours", "machine", "commit", "command"),
@@ -134,7 +134,7 @@ def methods(results: Sequence[Result]) -> list[str]:
     fixed = [
         label for label in (BOUND, WEAKEST, *sorted(label for label in labels if "strong" in label)) if label in labels
     ]
-    return fixed + sorted(labels - set(fixed), key=lambda label: -mean(_means_by_seed(results, label)))
+    return fixed + sorted(labels - set(fixed), key=lambda label: (-mean(_means_by_seed(results, label)), label))
 
 
 def sizes(results: Sequence[Result]) -> list[str]:
