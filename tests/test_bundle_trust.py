@@ -16,9 +16,17 @@ import torch
 import torch.nn.functional as F
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from anysize import onnx_runtime, runtime
+from anysize.errors import ModelError
+from anysize.exports import packing
 
 FIXTURES = Path(__file__).parent / "fixtures" / "bundles"
 X = torch.arange(2 * 64).reshape(2, 1, 8, 8) % 17 / 16
@@ -103,7 +111,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def note_changed(content: bytes, dice: random.Random) -> bytes:
     header, note, data = parts_of(content)
     whole = {"note": note, "header": header}
-    *way, last = dice.choice(places(whole)[3:])
+    *way, last = dice.choice([place for place in places(whole) if len(place) > 1])
     target: Any = whole
     for key in way:
         target = target[key]
@@ -205,8 +213,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def signed(content: bytes, key: Path) -> bytes:
     """The file with a signature, made by what the page says, not by the package."""
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     header, note, data = parts_of(content)
     blob = assembled(header, note | {"signature": "0" * 128}, data)
     private = load_pem_private_key(key.read_bytes(), None)
@@ -232,6 +238,27 @@ def test_a_signed_bundle_is_read_and_no_other(tmp_path: Path, keys: Path, name: 
     for wrong in (keys / "own.pem", keys / "none.pub", path):
         with pytest.raises(ERRORS, match="public key in PEM"):
             load(path, key=wrong)
+
+
+def test_the_package_signs_as_the_page_says_and_refuses_other_keys(tmp_path: Path, keys: Path) -> None:
+    _, note, data = parts_of((FIXTURES / "heterofl.anysize").read_bytes())
+    row = torch.from_numpy(np.frombuffer(data, "<f4").copy())
+    tensors = [
+        one.reshape(shape) for one, shape in zip(row.split([int(np.prod(s)) for s in note["small"]]), note["small"])
+    ]
+    path = tmp_path / "net.anysize"
+    path.write_bytes(packing.sealed(packing.Packed(note, {}, tensors, {}), packing._private(keys / "own.pem")))
+    runtime.load(path, key=keys / "own.pub")
+    with pytest.raises(ERRORS, match="another key"):
+        runtime.load(path, key=keys / "other.pub")
+    own, (head, body) = parts_of(path.read_bytes())[1]["signature"], (path.read_bytes().split(b"signature", 1))
+    private = load_pem_private_key((keys / "own.pem").read_bytes(), None)
+    assert isinstance(private, Ed25519PrivateKey)
+    blank = head + b"signature" + body.replace(own.encode(), b"0" * 128)
+    assert private.sign(b"anysize bundle\0" + hashlib.sha256(blank).digest()).hex() == own
+    for wrong, words in (("curve.pem", "not an ed25519 key"), ("own.pub", "private key"), ("none.pem", "private key")):
+        with pytest.raises(ModelError, match=words):
+            packing._private(keys / wrong)
 
 
 @pytest.mark.parametrize("name", LOADERS)

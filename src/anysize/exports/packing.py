@@ -183,7 +183,7 @@ class Packed:
     def stating(self, key: str, known: Sequence[Sequence[Mapping[str, float]]]) -> Packed:
         """The same with the metrics of every size, which may be none, in its note."""
         entries = [
-            {**entry, key: [dict(one) for one in own]} if own else entry
+            {**entry, key: [_finite(one) for one in own]} if own else entry
             for entry, own in zip(self.note["networks"], known)
         ]
         return replace(self, note={**self.note, "networks": entries})
@@ -195,6 +195,11 @@ class Packed:
             for entry in self.note["networks"]
         ]
         return replace(self, note={**self.note, "networks": entries})
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that JSON can hold: the loss of a network that diverged is no number."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def sealed(packed: Packed, private: Any = None) -> bytes:
