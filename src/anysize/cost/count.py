@@ -300,7 +300,7 @@ def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
     """
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with Remembered(), counter() as found, HeldBytes(module) as held, KnownValues():  # type: ignore[no-untyped-call]
+        with Remembered(), counter() as found, HeldBytes(module) as held, KnownValues(largest_float=1024):
             work()
         return int(found.get_total_flops()), held.total
 

@@ -69,7 +69,16 @@ def _plainly() -> Iterator[None]:
 
 
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Computes what is known, beside the meta device."""
+    """Computes what is known, beside the meta device.
+
+    Args:
+        largest_float: elements of the largest tensor of fractions whose values are computed. A backward pass makes
+            zeros as large as the weights, which nobody reads.
+    """
+
+    def __init__(self, largest_float: int = _LARGEST) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._largest_float = largest_float
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -92,12 +101,13 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = _tensors(args, kwargs)
         results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
         name = str(func.overloadpacket.__name__)
-        values = _values(given, filled=name in _FILLED)
-        small = sum(result.numel() for result in results) <= _LARGEST
+        fractions = any(result.is_floating_point() for result in results)
+        small = sum(result.numel() for result in results) <= (self._largest_float if fractions else _LARGEST)
+        values = _values(given, filled=name in _FILLED) if small else None
         if name == "rand" and not given and results[0].numel() == 1:  # code asks it whether to skip a layer
             know(results[0], torch.full(tuple(results[0].shape), 0.5, dtype=results[0].dtype, device="cpu"))
             return
-        if values is None or not small or torch.Tag.nondeterministic_seeded in func.tags:
+        if values is None or torch.Tag.nondeterministic_seeded in func.tags:
             for tensor in _written(func, args, kwargs):
                 _forget(tensor)
             return
@@ -294,5 +304,5 @@ class MetaDevice(DeviceContext):
 @contextmanager
 def known_values() -> Iterator[None]:
     """Inside, tensors are made on the meta device, and what is known of their values can be read."""
-    with MetaDevice(), KnownValues():  # type: ignore[no-untyped-call]
+    with MetaDevice(), KnownValues():
         yield
