@@ -134,6 +134,13 @@ class Results(NamedTuple):
 
 
 RESULTS = (
+    Results(
+        "experiments/benchmark/results/cifar.csv",
+        "CIFAR-10 at 16 x 16, 3 classes per client, equal tricks, 100 rounds",
+        "experiments/benchmark/README.md",
+        {"setting": "3 classes"},
+        labels={"fedavg": "FedAvg, weakest width"},
+    ),
     Results("experiments/demo/results.csv", "two-digit numbers, 40 rounds", "experiments/demo/README.md"),
     Results(
         "experiments/flanc/results/fashion-mnist-small-iid-own.csv",

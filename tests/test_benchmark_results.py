@@ -32,8 +32,13 @@ made = script()
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two methods and the bound at two sizes; the second method lacks a seed."""
-    accuracy = {"FedAvg, each width": (0.5, 0.6), "heterofl": (0.4, 0.55), "splitmix": (0.45, 0.5)}
+    """Three methods and the bound at two sizes; one method lacks a seed, another costs twice as much as a slice."""
+    accuracy = {
+        "FedAvg, each width": (0.5, 0.6),
+        "heterofl": (0.4, 0.55),
+        "splitmix": (0.45, 0.5),
+        "fedhm": (0.3, 0.58),
+    }
     monkeypatch.setattr(made, "RESULTS", tmp_path)
     with (tmp_path / "cifar.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, made.COLUMNS)
@@ -43,25 +48,39 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 for size, value in zip(("0.5", "1.0"), own):
                     row = dict.fromkeys(made.COLUMNS, 0) | {"setting": "iid", "method": method, "seed": seed}
                     row |= {"size": size, "accuracy": value + 0.02 * seed, "best": value, "parameters": 10}
-                    writer.writerow(row | {"bytes": 2_000 if size == "1.0" else 1_000, "training_macs": 3_000_000})
+                    row |= {"training_macs": 6_000_000 if method == "fedhm" else 3_000_000}
+                    writer.writerow(row | {"bytes": 2_000 if size == "1.0" else 1_000})
 
 
 @pytest.mark.usefixtures("small")
 def test_a_table_has_means_spreads_and_the_best_that_a_real_fleet_can_do() -> None:
-    head, _, bound, hetero, split, *_ = made.table("cifar", "iid").splitlines()
-    assert head == "| CIFAR-10, 16 x 16, iid | 0.5 | 1.0 | bytes | training MACs |"
-    assert bound == "| FedAvg, each width | 51.0 ± 1.4 | 61.0 ± 1.4 | 2 kB | 3.0 M |"
-    assert hetero == "| `heterofl` | 41.0 ± 1.4 | **56.0 ± 1.4** | 2 kB | 3.0 M |"
-    assert split == "| `splitmix` | **45.0** (1 of 2 seeds) | 50.0 (1 of 2 seeds) | 2 kB | 3.0 M |"
+    head, _, bound, hetero, split, dear, _, about = made.table("cifar", "iid").splitlines()
+    cost = "1 kB, 3.00 M | 2 kB, 3.00 M"
+    assert head == "| CIFAR-10, 16 x 16, iid | 0.5 | 1.0 | bytes, MACs at 0.5 | bytes, MACs at 1.0 |"
+    assert bound == f"| FedAvg, each width | 51.0 ± 1.4 | 61.0 ± 1.4 | {cost} |"
+    assert hetero == f"| `heterofl` | 41.0 ± 1.4 | **56.0 ± 1.4** | {cost} |"
+    assert split == f"| `splitmix` | **45.0** (1 of 2 seeds) | 50.0 (1 of 2 seeds) | {cost} |"
+    assert dear == f"| `fedhm` | 31.0 ± 1.4 † | 59.0 ± 1.4 † | {cost.replace('3', '6')} |"
+    assert "more than 1.5 times the MACs of `heterofl`" in about
 
 
 @pytest.mark.usefixtures("small")
 def test_a_figure_has_a_line_for_every_method_and_a_point_for_every_size() -> None:
     drawn = ElementTree.fromstring(made.figure("cifar", ("iid",)))
     lines = drawn.findall(".//{*}polyline")
-    assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2]
+    assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2, 2]
     (low, high) = (float(point.split(",")[1]) for point in lines[0].attrib["points"].split())
     assert high < low  # more accurate is further up
+
+
+@pytest.mark.usefixtures("small")
+def test_a_figure_gives_methods_of_equal_results_one_line() -> None:
+    rows = (made.RESULTS / "cifar.csv").read_text()
+    twins = [row.replace("heterofl", "origdrop") for row in rows.splitlines() if "heterofl" in row]
+    (made.RESULTS / "cifar.csv").write_text(rows + "\n".join(twins) + "\n")
+    drawn = ElementTree.fromstring(made.figure("cifar", ("iid",)))
+    assert len(drawn.findall(".//{*}polyline")) == 4
+    assert "heterofl, origdrop" in [text.text for text in drawn.findall(".//{*}text")]
 
 
 @pytest.mark.parametrize("page", made.PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")

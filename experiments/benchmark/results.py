@@ -12,11 +12,12 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -27,6 +28,9 @@ RESULTS = HERE / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "how-to-choose.md", HERE / "README.md")
 BOUND = "FedAvg, each width"
 WEAKEST = "FedAvg, weakest width"
+SLICE = "heterofl"  # trains the plain slice of every width, what others' costs are held against
+MARKED = "†"
+DEAR = 1.5  # times the slice's training MACs: a cell above that is marked, and never counts as the best
 TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16", "digits": "Digits"}
 COLUMNS = (
     *("setting", "method", "seed", "size", "accuracy", "best", "best_round", "learning_rate", "parameters"),
@@ -157,34 +161,62 @@ def _means_by_seed(results: Sequence[Result], method: str) -> list[float]:
 
 
 def table(name: str, setting: str) -> str:
-    """Accuracy of every method at every size, and what its largest size costs a client."""
+    """Accuracy of every method at every size, and what its smallest and largest size cost a client."""
     results = [result for result in read(name) if result.setting == setting]
     columns = sizes(results)
     real = [method for method in methods(results) if method != BOUND]
-    tops = {size: max(mean(found) for method in real if (found := values(results, method, size))) for size in columns}
+    tops = {
+        size: max(
+            mean(found)
+            for method in real
+            if (found := values(results, method, size)) and not dear(results, method, size)
+        )
+        for size in columns
+    }
     seeds = sorted({result.seed for result in results})
+    ends = (columns[0], columns[-1])
+    costs = " | ".join(f"bytes, MACs at {end}" for end in ends)
     lines = [
-        f"| {TITLES[name]}, {setting} | " + " | ".join(columns) + " | bytes | training MACs |",
+        f"| {TITLES[name]}, {setting} | {' | '.join(columns)} | {costs} |",
         "| --- |" + " ---: |" * (len(columns) + 2),
     ]
     for method in methods(results):
-        cells = [_cell(values(results, method, size), method != BOUND, tops[size], len(seeds)) for size in columns]
-        lines.append(f"| {_shown(method)} | {' | '.join(cells)} | {_costs(results, method)} |")
-    about = f"Test accuracy in % after the last round, mean ± standard deviation over seeds {_listed(seeds)}"
-    return "\n".join([*lines, "", f"{about}. Bytes and MACs: a client of the largest size, a round and a sample.", ""])
+        cells = [_cell(results, method, size, tops[size], len(seeds)) for size in columns]
+        lines.append(
+            f"| {_shown(method)} | {' | '.join(cells)} | {' | '.join(_cost(results, method, end) for end in ends)} |"
+        )
+    about = [
+        f"Test accuracy in % after the last round, mean ± standard deviation over seeds {_listed(seeds)}.",
+        "Bytes: a client of that size, down and up in a round. MACs: its training, a sample.",
+    ]
+    if any(MARKED in line for line in lines):
+        about.append(
+            f"{MARKED}: training at this size costs more than {DEAR} times the MACs of `{SLICE}`; never in bold."
+        )
+    return "\n".join([*lines, "", " ".join(about), ""])
 
 
-def _cell(found: Sequence[float], real: bool, top: float, seeds: int) -> str:
+def dear(results: Sequence[Result], method: str, size: str) -> bool:
+    """Whether training at a size costs a client far more than the plain slice of that size."""
+    costs = {result.method: result.training_macs for result in results if result.size == size}
+    return method in costs and SLICE in costs and costs[method] > DEAR * costs[SLICE]
+
+
+def _cell(results: Sequence[Result], method: str, size: str, top: float, seeds: int) -> str:
+    found = values(results, method, size)
     if not found:
         return ""
     text = f"{mean(found):.1f}" + (f" ± {stdev(found):.1f}" if len(found) > 1 else "")
-    text = f"**{text}**" if real and mean(found) == top else text
+    if method != BOUND and dear(results, method, size):
+        text += f" {MARKED}"
+    elif method != BOUND and mean(found) == top:
+        text = f"**{text}**"
     return text if len(found) == seeds else f"{text} ({len(found)} of {seeds} seeds)"
 
 
-def _costs(results: Sequence[Result], method: str) -> str:
-    largest = max((result for result in results if result.method == method), key=lambda result: float(result.size))
-    return f"{largest.bytes / 1e3:,.0f} kB | {largest.training_macs / 1e6:.1f} M"
+def _cost(results: Sequence[Result], method: str, size: str) -> str:
+    own = [result for result in results if (result.method, result.size) == (method, size)]
+    return f"{own[0].bytes / 1e3:,.0f} kB, {own[0].training_macs / 1e6:.2f} M" if own else ""
 
 
 def _shown(method: str) -> str:
@@ -197,28 +229,40 @@ def _listed(seeds: Sequence[int]) -> str:
 
 # The figure
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 300, 44, 34, 40
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 440, 340, 44, 34, 42
 LIGHT = ["#0072b2", "#c65200", "#00815e", "#b0558a", "#8a6d00", "#2f7fb5", "#6b4c9a", "#a33b3b"]
 DARK = ["#5fb0e8", "#f08a4b", "#3fcf9f", "#e59cc6", "#e3c04a", "#8fd0f7", "#b59ae0", "#ef8f8f"]
 
 
 def figure(name: str, chosen: Sequence[str]) -> str:
-    """Accuracy over width, a panel per setting, light and dark by the reader's preference."""
+    """Accuracy over what training costs a client, a panel per setting, light and dark by the reader's preference."""
     results = read(name)
-    labels = [label for label in methods(results) if label not in (BOUND, WEAKEST) and "strong" not in label]
-    rows = (len(labels) + 2 + 2) // 3  # of the legend, three in a row
-    height = HEIGHT + 20 * rows + 8
+    alike = _alike([result for result in results if result.setting in chosen])
+    labels = list(alike)
+    columns = 2 if len(chosen) == 1 else 3  # of the legend
+    height = HEIGHT + 20 * -(-(len(labels) + 2) // columns) + 8
     width = WIDTH * len(chosen)
     parts = [_style(len(labels))]
     for place, setting in enumerate(chosen):
         own = [result for result in results if result.setting == setting]
         parts.append(f'<g transform="translate({WIDTH * place} 0)">{_panel(own, setting, labels)}</g>')
-    parts.append(_legend([*labels, BOUND, WEAKEST], width))
-    title = html.escape(f"{TITLES[name]}: accuracy over width")
+    parts.append(_legend([*map(", ".join, alike.values()), BOUND, WEAKEST], width, columns))
+    title = html.escape(f"{TITLES[name]}: accuracy over training MACs")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{title}"><title>{title}</title>{"".join(parts)}</svg>\n'
     )
+
+
+def _alike(results: Sequence[Result]) -> dict[str, list[str]]:
+    """The methods that get a line, each with all methods that have its very accuracies, itself first."""
+    lines: dict[tuple[object, ...], list[str]] = {}
+    for label in methods(results):
+        own = [result for result in results if result.method == label]
+        seen = tuple(sorted((result.setting, result.size, result.seed, result.accuracy) for result in own))
+        if label not in (BOUND, WEAKEST) and "strong" not in label:
+            lines.setdefault(seen, []).append(label)
+    return {labels[0]: labels for labels in lines.values()}
 
 
 def _style(count: int) -> str:
@@ -239,12 +283,20 @@ def _panel(results: Sequence[Result], setting: str, labels: Sequence[str]) -> st
     every = [result for result in results if "strong" not in result.method]
     means = [mean(found) for result in every if (found := values(results, result.method, result.size))]
     low, high = 2 * int(min(means) / 2), 2 * int(max(means) / 2 + 1)
-    xs = {
-        size: LEFT + 24 + (WIDTH - LEFT - 60) * place / max(1, len(columns) - 1) for place, size in enumerate(columns)
-    }
+    macs = {(result.method, result.size): result.training_macs for result in every}
+    # The bound stands where its networks alone would: a client that trained all of them would pay for their sum.
+    macs |= {(BOUND, size): macs[SLICE, size] for size in columns}
+    least, most = math.log(min(macs.values())), math.log(max(macs.values()))
+
+    def x_of(cost: float) -> float:
+        return LEFT + 16 + (WIDTH - LEFT - 52) * (math.log(cost) - least) / ((most - least) or 1)
 
     def y_of(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    def line(method: str, look: str) -> str:
+        points = [(x_of(macs[method, size]), own) for size in columns if (own := values(results, method, size))]
+        return _line([(x, *map(y_of, _spread(own))) for x, own in sorted(points)], look)
 
     step = 2 if high - low <= 12 else 5 if high - low <= 30 else 10
     parts = [f'<text x="{LEFT}" y="18" style="font-weight:600">{html.escape(setting)}</text>']
@@ -253,43 +305,51 @@ def _panel(results: Sequence[Result], setting: str, labels: Sequence[str]) -> st
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}"/>'
         )
         parts.append(f'<text x="{LEFT - 6}" y="{y_of(value) + 4:.1f}" text-anchor="end">{value} %</text>')
-    parts += [f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{size}</text>' for size, x in xs.items()]
-    parts.append(f'<text x="{(LEFT + WIDTH) / 2:.1f}" y="{HEIGHT - 3}" text-anchor="middle">width</text>')
-    parts.append(_line(results, BOUND, "bound", xs, y_of))
+    for size in columns:
+        x, cost = x_of(macs[SLICE, size]), macs[SLICE, size]
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{_short(cost)}</text>')
+    words = f"training MACs of a client, a sample (lines: widths {', '.join(columns)})"
+    parts.append(f'<text x="{WIDTH / 2:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{words}</text>')
+    parts.append(line(BOUND, "bound"))
     if weakest := values(results, WEAKEST, columns[0]):
-        y = y_of(mean(weakest))
-        parts.append(f'<line class="weakest" x1="{xs[columns[0]]:.1f}" x2="{WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    parts += [_line(results, label, _class(number), xs, y_of) for number, label in enumerate(labels)]
+        x, y = x_of(macs[WEAKEST, columns[0]]), y_of(mean(weakest))
+        parts.append(f'<line class="weakest" x1="{x:.1f}" x2="{WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    parts += [line(label, _class(number)) for number, label in enumerate(labels)]
     return "".join(parts)
+
+
+def _short(macs: int) -> str:
+    return f"{macs / 1e6:.2g} M" if macs >= 1e6 else f"{macs / 1e3:.0f} k"
+
+
+def _spread(found: Sequence[float]) -> tuple[float, float, float]:
+    """The mean, and a standard deviation below and above it."""
+    width = stdev(found) if len(found) > 1 else 0.0
+    return mean(found), mean(found) - width, mean(found) + width
 
 
 def _class(number: int) -> str:
     return f"m{number}" + (" dashed" if number >= len(LIGHT) else "")
 
 
-def _line(
-    results: Sequence[Result], method: str, look: str, xs: dict[str, float], y_of: Callable[[float], float]
-) -> str:
+def _line(points: Sequence[tuple[float, float, float, float]], look: str) -> str:
     """A method's means, with a bar of one standard deviation over the seeds."""
-    found = {size: own for size in xs if (own := values(results, method, size))}
-    points = " ".join(f"{xs[size]:.1f},{y_of(mean(own)):.1f}" for size, own in found.items())
+    course = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
     bars = [
-        f'<line class="{look} bar" x1="{xs[size]:.1f}" x2="{xs[size]:.1f}" y1="{y_of(mean(own) - stdev(own)):.1f}" '
-        f'y2="{y_of(mean(own) + stdev(own)):.1f}"/>'
-        for size, own in found.items()
-        if len(own) > 1
+        f'<line class="{look} bar" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+        for x, _, low, high in points
+        if low != high
     ]
-    dots = [
-        f'<circle class="{look}" cx="{xs[size]:.1f}" cy="{y_of(mean(own)):.1f}" r="3"/>' for size, own in found.items()
-    ]
-    return f'<g><polyline class="{look}" points="{points}"/>{"".join(bars)}{"".join(dots)}</g>' if found else ""
+    dots = [f'<circle class="{look}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y, _, _ in points]
+    return f'<g><polyline class="{look}" points="{course}"/>{"".join(bars)}{"".join(dots)}</g>' if points else ""
 
 
-def _legend(labels: Sequence[str], width: int) -> str:
+def _legend(labels: Sequence[str], width: int, columns: int) -> str:
     looks = [*(_class(number) for number in range(len(labels) - 2)), "bound", "weakest"]
     parts = []
     for number, (label, look) in enumerate(zip(labels, looks)):
-        x, y = 12 + (width - 12) / 3 * (number % 3), HEIGHT + 16 + 20 * (number // 3)
+        x, y = 12 + (width - 12) / columns * (number % columns), HEIGHT + 16 + 20 * (number // columns)
         parts.append(
             f'<line class="{look}" x1="{x:.1f}" x2="{x + 22:.1f}" y1="{y - 4}" y2="{y - 4}" stroke-width="2"/>'
         )
@@ -313,7 +373,7 @@ def write() -> None:
         (RESULTS / f"{name}.svg").write_text(figure(name, settings), encoding="utf-8")
 
 
-FIGURES: dict[str, tuple[str, ...]] = {}
+FIGURES: dict[str, tuple[str, ...]] = {"cifar": ("3 classes",)}
 """By data set, the settings that its figure shows; a setting comes in once all of its cells are there."""
 
 
