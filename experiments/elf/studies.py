@@ -3,8 +3,8 @@
     python experiments/elf/studies.py residual 40 0 iid noniid > experiments/elf/results/cifar10-16-residual.csv
 
 The arguments are a study, a number of rounds, a seed, and splits. The studies: residual (CIFAR-10 at 16 x 16, Table 1),
-combinations (the same with two depths, Fig. 4), emnist (Table 1). Residual networks have half of the paper's channels. Every
-row has a command that gives its run alone.
+combinations (the same with two depths, Fig. 4), emnist (Table 1). Residual networks have half of the paper's channels.
+Every row has a command that gives its run alone.
 """
 
 from __future__ import annotations
