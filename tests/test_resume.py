@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,46 @@ def test_with_fewer_checkpoints_a_killed_run_repeats_rounds_and_ends_in_the_same
     run = small.experiment(**tables, checkpoint_every=1).run(tmp_path / "run", resume=True)
     assert files(run.directory) == files(whole.directory)
     assert numbers(run) == numbers(whole)
+
+
+def test_a_round_trains_while_the_checkpoint_before_it_is_written_and_is_logged_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, log = threading.Event(), list[str]()
+    save = checkpoints.save
+
+    def slow(directory: Path, checkpoint: checkpoints.Checkpoint, *more: Any) -> None:
+        if checkpoint.round == 1:
+            assert trained.wait(60), "the second round waited for the first one's checkpoint"
+        save(directory, checkpoint, *more)
+        log.append(f"checkpoint {checkpoint.round}")
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "client" and event["round"] == 2:
+            trained.set()
+        if event["event"] in ("round", "end"):
+            log.append(f"{event['event']} {event['round']}")
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    small.experiment(rounds=2).run(tmp_path / "run", on_event=on_event)
+    assert log == ["checkpoint 0", "round 1", "checkpoint 1", "round 2", "checkpoint 2", "end 2"]
+
+
+def test_a_checkpoint_that_could_not_be_written_beside_a_round_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoints.save
+
+    def full(directory: Path, checkpoint: checkpoints.Checkpoint, *more: Any) -> None:
+        if checkpoint.round == 1:
+            raise CheckpointError("no space")
+        save(directory, checkpoint, *more)
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    with pytest.raises(CheckpointError, match="no space"):
+        small.experiment(rounds=3).run(tmp_path / "run")
+    assert checkpoints.round_of(tmp_path / "run") == 0
+    assert (tmp_path / "run/events.jsonl").read_text().count('"event": "round"') == 1
 
 
 def test_a_torn_last_line_and_half_a_file_are_swept_away(tmp_path: Path, undisturbed: Undisturbed) -> None:

@@ -40,6 +40,7 @@ from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
 from anysize.records import checkpoint as checkpoints
 from anysize.records import directory as directories
+from anysize.records.background import Background
 from anysize.records.checkpoint import Checkpoint
 from anysize.records.directory import CONFIG, ENVIRONMENT, EVENTS, saved_config
 from anysize.records.events import history, read_events
@@ -131,7 +132,8 @@ class _Runner:
         self._on_event = on_event
         self._costs: dict[str, Cost] = {}
         self._metrics: list[str] = []
-        self._saved = 0  # the round of the checkpoint in the directory
+        self._saved = 0  # the round of the newest checkpoint, which may be under way
+        self._writing = Background()
         self._pool = pool
         self._void = 0  # consecutive rounds with too few answers
         self._devices: dict[int, Json] = {}  # the name and the device group of each that has joined
@@ -147,6 +149,7 @@ class _Runner:
             stack.enter_context(directories.locked(self._directory))
             current = self._resumed(fresh) if resume else self._begun(fresh, overwrite)
             engine = stack.enter_context(self._engine(current))
+            stack.enter_context(self._writing)
             started = stack.pop_all()
         with started:
             self._profile()  # the first round's time starts here, with workers ready
@@ -160,6 +163,7 @@ class _Runner:
             if stopped is not None:
                 with self._experiment.blamed("after the run was stopped"):
                     self._close(current, engine)
+            self._writing.wait()
             end = {"event": "end", "round": current.round, "seconds": round(time.perf_counter() - began, 3)}
             self._event(end | ({} if stopped is None else {"stopped": stopped}) | self._profile())
             self._hooks.end(stopped)
@@ -286,6 +290,8 @@ class _Runner:
             directories.write_analysis(self._directory, number, self._analysis(state))
         event |= _missing(tally, missing)
         event["seconds"] = round(time.perf_counter() - began, 3)
+        with stage("checkpoint"):
+            self._writing.wait()  # so that the log is never more than a round ahead of the checkpoint
         self._event(event | self._profile())
         with self._saving(after):
             self._hooks.after_round(event)
@@ -293,7 +299,7 @@ class _Runner:
         stops = self._void == config.engine.void_rounds and number < config.rounds
         if number % config.checkpoint_every == 0 or number == config.rounds or stops:
             with stage("checkpoint"):
-                self._save(after)
+                self._save_beside(after)
         self._granted(after, engine)
         if stops:
             raise AnysizeError(self._given_up(number, least, tally))
@@ -315,6 +321,7 @@ class _Runner:
             return
         if self._saved != current.round:
             self._save(current)
+        self._writing.wait()
         self._event({"event": "kept", "round": current.round, "why": why})
         best = replace(current, state=self._finished(current.state, engine, current.round, []))
         checkpoints.keep(self._directory, best, Brief.of(self._experiment).found())
@@ -533,7 +540,18 @@ class _Runner:
         directories.write_text(self._directory / CONFIG, configs.dumps(self._experiment.complete))
 
     def _save(self, current: Checkpoint) -> None:
-        checkpoints.save(self._directory, current, Brief.of(self._experiment).found(), self._saved)
+        """Write a checkpoint, and return when it is on disk."""
+        self._save_beside(current)
+        self._writing.wait()
+
+    def _save_beside(self, current: Checkpoint) -> None:
+        """Write a checkpoint while the next round trains.
+
+        Rounds make new states and leave the old one as it is; only the mapping of what clients keep goes on changing.
+        """
+        still = replace(current, kept=dict(current.kept))
+        about = Brief.of(self._experiment).found()
+        self._writing.start(partial(checkpoints.save, self._directory, still, about, self._saved))
         self._saved = current.round
 
     def _event(self, event: Json) -> None:
