@@ -20,15 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from anysize.local import layout, trainable
 from bench import machine
 from torch import Tensor, nn
 
+from anysize.client.networks import built
 from anysize.client.objectives import make_objective
 from anysize.client.optimizer import make_optimizer
 from anysize.client.process import hold_memory
 from anysize.data import Data
 from anysize.elastic.basis import Composed, mixing_pays
+from anysize.elastic.fast import layout
 from anysize.methods import FLANC, HeteroFL, Method
 from anysize.methods.messages import Client
 from anysize.methods.size import Size
@@ -150,7 +151,7 @@ def training_step(made: Experiment, size: Size, batch: Batch) -> Callable[[], No
     """One local training step at a size, optimizer included."""
     context, method = made.context, made.method
     message = method.extract(context, method.init(context), Client(0, 0, size, 1, BATCH, 0))
-    module = trainable(context, method, message)
+    module = built(context, method, message)
     module.train()
     optimizer = make_optimizer(context, method, module, 0.001)
     step = Step(0, torch.Generator(), {}, make_objective(context.task, context.tricks, None))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from anysize.local import layout
 from torch import nn
 
 from anysize.client.batches import draw
@@ -28,6 +27,7 @@ from anysize.client.optimizer import make_optimizer
 from anysize.client.process import hold_memory, one_thread
 from anysize.cost.count import Cost
 from anysize.data import Data
+from anysize.elastic.fast import layout
 from anysize.methods import Client, FedAvg, Method, PriSM
 from anysize.methods.prism import refreshed
 from anysize.methods.size import Size

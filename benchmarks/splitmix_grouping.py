@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from anysize.local import layout
 from torch import Tensor, nn
 
 from anysize import models
@@ -25,6 +24,7 @@ from anysize.client.objectives import make_objective
 from anysize.elastic import grouping
 from anysize.elastic.axes import trace
 from anysize.elastic.ensemble import Networks
+from anysize.elastic.fast import layout
 from anysize.elastic.grouping import Grouped, GroupedConv2d, beside, grouped, pays, stacked
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import fill, hollow, tensors_of
