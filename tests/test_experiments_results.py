@@ -92,6 +92,21 @@ def test_elf_on_fashion_mnist() -> None:
     assert checked == 30
 
 
+@pytest.mark.parametrize(
+    "name, header, networks",
+    [("cifar10-16-residual", "| CIFAR-10, one local epoch", ("resnet14", "resnet20", "resnet32"))],
+)
+def test_elf_beside_each_network_alone(name: str, header: str, networks: tuple[str, ...]) -> None:
+    found = rows("elf", name)
+    shown = table("elf", header)
+    assert len(shown) == 6
+    for method, split, *cells in shown:
+        for network, cell in zip(networks, cells, strict=True):
+            label = network if method.startswith("each") else method.replace("eLF, ", "elf ")
+            where = {"split": "iid" if split == "iid" else "noniid", "method": label, "network": network, "round": "40"}
+            assert said(cell.partition(" (")[0], one(found, **where)), where
+
+
 def test_elf_on_residual_networks() -> None:
     found = rows("elf", "cifar10-16-short")
     shown = table("elf", "| seed | round | zeros: ResNet8, 14, 20")
