@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anysize.elastic.axes import Axes, trace
+from anysize.elastic.skeleton import copied
 from anysize.elastic.slicing import narrow, scatter_, take
 from anysize.elastic.tracing.forward import meta_copy
 from anysize.errors import ModelError
@@ -352,3 +354,29 @@ def test_scatter_writes_exactly_the_kept_entries(
 def test_scatter_refuses_what_would_broadcast() -> None:
     with pytest.raises(ModelError, match=r"\(1, 2\) does not fit the \(3, 2\)"):
         scatter_(torch.zeros(3, 4), (None, torch.tensor([0, 1])), torch.ones(1, 2))
+
+
+def test_a_fast_copy_equals_a_deep_copy_and_shares_what_that_shares() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.LSTM(3, 3)
+            self.tied, self.again = self.first.weight, self.first
+            self.notes: dict[str, list[int]] = {"a": [1]}
+            self.empty: dict[str, int] = {}
+            self.register_buffer("seen", torch.ones(2))
+
+    def facts(module: Own) -> list[object]:
+        shared = (module.tied is module.first.weight, module.again is module.first)
+        return [str(module), list(module.state_dict()), shared, module.notes, module.training, sorted(vars(module))]
+
+    net = Own().eval()
+    net.first._forward_hooks[1] = print
+    ours, theirs = copied(net), copy.deepcopy(net)
+    assert facts(ours) == facts(theirs) == facts(net)
+    assert all(own.equal(old) and own is not old for own, old in zip(ours.parameters(), net.parameters()))
+    assert ours.notes["a"] is not net.notes["a"]
+    assert ours.empty is not net.empty
+    assert dict(ours.first._forward_hooks) == {1: print}
+    ours.first.register_forward_hook(lambda *_: None)
+    assert len(net.first._forward_hooks) == 1

@@ -41,3 +41,30 @@ print(torch.__spec__.loader.is_package("torch"), torch.ones(2).sum().item())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["True True True", "True 2.0"]
+
+
+def test_the_meta_device_does_without_symbols_which_still_work() -> None:
+    program = """
+import sys
+from anysize.engines.start import quick_start
+quick_start()
+import torch
+network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+y = network.to("meta")(torch.ones(2, 3, 8, 8, device="meta"))
+print(tuple((y - y.mean()).shape), "sympy.core" in sys.modules, "torch.utils._sympy.functions" in sys.modules)
+import sympy
+class Own(sympy.Basic): pass
+from sympy.printing.precedence import precedence
+print(isinstance(sympy.Symbol("x"), sympy.Basic), issubclass(Own, sympy.core.Basic), sympy.Basic is sympy.core.Basic)
+from torch._subclasses.fake_tensor import FakeTensorMode
+early = torch.fx.experimental.symbolic_shapes.guard_or_false
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
+x = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(5, 3))
+print(type((x + 1).shape[0]).__name__, early(x.shape[0] == 5), guard_or_false(x.shape[0] == 4), early is guard_or_false)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "(2, 4, 3, 3) False False",
+        "True True True",
+        "SymInt True False False",
+    ]

@@ -10,7 +10,6 @@ basis to every fragment of the input and *mix* the results by the coefficients. 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -22,6 +21,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from anysize import rng
+from anysize.elastic.skeleton import copied
 
 Way = Literal["auto", "compose", "mix"]
 
@@ -270,7 +270,7 @@ class Composed(nn.Module):
             way: "auto" mixes where `mixing_pays`, "mix" wherever a layer can, "compose" nowhere.
         """
         super().__init__()
-        self.network = copy.deepcopy(network)
+        self.network = copied(network)
         self.basis = nn.ParameterDict({key(name): nn.Parameter(basis[name]) for name in basis})
         self.coefficients = nn.ParameterDict({key(name): nn.Parameter(coefficients[name]) for name in basis})
         owners = {name: owners_of(self.network, self.network.get_parameter(name)) for name in basis}

@@ -16,7 +16,6 @@ Identity()
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anysize.elastic.skeleton import hollow
+from anysize.elastic.skeleton import copied, hollow
 from anysize.elastic.tracing.forward import without_data
 from anysize.errors import ModelError, unknown
 
@@ -84,7 +83,7 @@ def without(module: nn.Module, found: Sequence[Stage], depth: int | None) -> nn.
     given_more = {name for stage in found for name in stage.given_more}
     for name in removed_modules(found, depth):
         memo[id(module.get_submodule(name))] = Skipped() if name in given_more else nn.Identity()
-    return copy.deepcopy(module, memo)
+    return copied(module, memo)
 
 
 class Skipped(nn.Identity):

@@ -14,7 +14,6 @@ for a convolution; for a linear or recurrent weight both are the matrix itself, 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -26,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from anysize.elastic.basis import key, owners_of, unkey
-from anysize.elastic.skeleton import fill
+from anysize.elastic.skeleton import copied, fill
 from anysize.wire import by_prefix
 
 Reshape = Literal["rows", "square"]
@@ -282,7 +281,7 @@ class Factorised(nn.Module):
         self, network: nn.Module, left: Mapping[str, Tensor], right: Mapping[str, Tensor], decay: float = 0.0
     ) -> None:
         super().__init__()
-        self.network = copy.deepcopy(network)
+        self.network = copied(network)
         self.decay = decay
         self._pairs: dict[str, str] = {}
         for name in left:

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anysize.elastic.basis import key, unkey
 from anysize.elastic.grouping import Grouped
+from anysize.elastic.skeleton import copied
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -43,7 +44,7 @@ def norm_tensors(module: nn.Module) -> Iterator[str]:
 
 def without_statistics(module: nn.Module) -> nn.Module:
     """A copy whose batch-norms always normalise by the current batch."""
-    bare = copy.deepcopy(module)
+    bare = copied(module)
     for norm in batch_norms(bare):
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -218,7 +219,7 @@ class Dual(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = copy.deepcopy(network)
+        self.network = copied(network)
         norms = {name: layer for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
         self.noise = nn.ModuleDict({key(name): copy.deepcopy(layer) for name, layer in norms.items()})
 

@@ -7,12 +7,16 @@ since they are part of the structure. Tensors are named once each: tied paramete
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from anysize.errors import ModelError
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -43,12 +47,44 @@ def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
         constants: keep non-persistent buffers real; False puts them on the meta device too, so that the copy can run
             there.
     """
-    memo: dict[int, object] = {}
+    memo: dict[int, Any] = {}
     stay = set() if not constants else {id(buffer) for buffer in _constants(module)}
     for tensor in (*module.parameters(), *module.buffers()):
         if id(tensor) not in stay:
             memo[id(tensor)] = _like(tensor, tensor.detach().to("meta"))
+    return copied(module, memo)
+
+
+def copied(module: Network, memo: dict[int, Any] | None = None) -> Network:
+    """A deep copy of a module, several times as fast as `copy.deepcopy`; `memo` says by `id` what is no copy but given.
+
+    A module has two dozen attributes, nearly all of them a number or an empty table of hooks.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3))
+    >>> copied(net, {id(net[0].weight): net[0].weight})[0].weight is net[0].weight
+    True
+    """
+    memo = {} if memo is None else memo
+    for part in reversed(list(module.modules())):  # parts before the modules that hold them
+        kind = type(part)
+        if id(part) in memo or any(getattr(kind, name, None) is not own for name, own in _COPYING.items()):
+            continue
+        twin = kind.__new__(kind)
+        memo[id(part)] = twin
+        for name, value in vars(part).items():
+            if type(value) in _TABLES and not value:
+                memo.setdefault(id(value), type(value)())
+            vars(twin)[name] = value if type(value) in _CONSTANT else copy.deepcopy(value, memo)
     return copy.deepcopy(module, memo)
+
+
+_CONSTANT = (bool, int, float, str, type(None))
+_TABLES = (dict, OrderedDict, set)
+_COPYING = {
+    name: getattr(nn.Module, name, None)
+    for name in ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__slots__")
+}
+"""What a class of modules has of its own if it must be copied in another way."""
 
 
 @contextmanager
@@ -84,7 +120,7 @@ def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     >>> fill(hollow(net), tensors_of(net)).weight.equal(net.weight)
     True
     """
-    memo: dict[int, object] = {}
+    memo: dict[int, Any] = {}
     problems = []
     for name, old in named_tensors(skeleton):
         new = tensors.get(name)
@@ -99,7 +135,7 @@ def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     ]
     if problems:
         raise ModelError("tensors do not fit the network: " + "; ".join(problems))
-    return copy.deepcopy(skeleton, memo)
+    return copied(skeleton, memo)
 
 
 def _constants(module: nn.Module) -> Iterator[Tensor]:

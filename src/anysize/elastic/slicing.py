@@ -13,7 +13,6 @@ Linear(in_features=3, out_features=2, bias=True)
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from anysize.elastic.axes import Axes, Index, Kept, Width
+from anysize.elastic.skeleton import copied
 from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.forward import assign, run, stored
 from anysize.elastic.tracing.tracer import line_of
@@ -295,7 +295,7 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
             own = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if own else small
     with _PlainCopies():
-        result = copy.deepcopy(module, memo)
+        result = copied(module, memo)
     for path, part in reversed(list(result.named_modules())):  # parts before the modules that hold them
         rules = (LAYERS[kind] for kind in type(part).__mro__ if kind in LAYERS)
         for rule in list(rules)[:1]:

@@ -17,7 +17,6 @@ and nothing is copied from network to network.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from anysize.elastic.axes import Axes, Index, Kept, Width
-from anysize.elastic.skeleton import named_tensors
+from anysize.elastic.skeleton import copied, named_tensors
 
 
 class Nested(nn.Module):
@@ -53,7 +52,7 @@ class Nested(nn.Module):
         """
         super().__init__()
         self.network = networks[-1]
-        self.inner = nn.ModuleList(copy.deepcopy(network) for network in networks[:-1])
+        self.inner = nn.ModuleList(copied(network) for network in networks[:-1])
         kept = [axes.kept(width) for width in widths]
         self._shared = [
             list(_share(self.network, inner, axes, small, kept[-1], own))

@@ -6,7 +6,9 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,9 @@ def quick_start() -> None:
     first call of any of them loads the whole compiler: two seconds in every process, wasted unless something compiles.
     As long as the compiler is not loaded, the mark has no effect.
 
+    The meta device compares sizes by functions that also take symbols, and loads a package for algebra with them: half
+    a second. As long as all sizes are numbers, such a function is one operation.
+
     Torch also creates a quarter of a million permanent objects. The garbage collector scans them again and again while
     torch loads, and once more when the process ends, for half a second. Here it skips them.
     """
@@ -26,10 +31,12 @@ def quick_start() -> None:
 
 
 class _Finder:
-    """Finds the two modules of torch that need another loader, and nothing else."""
+    """Finds the modules of torch that need another loader, and nothing else."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name.startswith("sympy."):
+            _load("sympy")  # a package comes before its parts
         spec = PathFinder.find_spec(name, path) if name in _LOADERS else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _LOADERS[name](spec.loader.name, spec.loader.path)
@@ -58,7 +65,105 @@ class _Unmarked(SourceFileLoader):
         module._disable_dynamo = _disable_dynamo  # type: ignore[attr-defined]
 
 
-_LOADERS = {"torch": _Uncollected, "torch._compile": _Unmarked}
+class _Late(SourceFileLoader):
+    """Loads a module when somebody wants more of it than what `_EARLY` has."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name, execute = module.__name__, super().exec_module
+
+        def load() -> None:
+            with _loading:
+                if _pending.pop(name, None) is not None:
+                    del module.__getattr__
+                    execute(module)  # replaces what is early by what torch means
+
+        def wanted(attribute: str) -> Any:
+            if attribute.startswith("__"):  # what Python asks every module for
+                raise AttributeError(f"module '{name}' has no attribute '{attribute}'")
+            load()
+            return getattr(module, attribute)
+
+        _pending[name] = load
+        module.__getattr__ = wanted  # type: ignore[method-assign]
+        _EARLY[name](module)
+
+
+def _numbers(module: ModuleType) -> None:
+    """The functions of torch's symbolic sizes, as they are where all sizes are numbers."""
+    import_module("torch.fx.experimental._config")  # torch expects it to be loaded with this module
+
+    def of_numbers(name: str, simple: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            if _all_numbers(given):
+                return simple(*given)
+            _load(module.__name__)
+            return getattr(module, name)(*given)
+
+        return called
+
+    for name, simple in _OF_NUMBERS.items():
+        setattr(module, name, of_numbers(name, simple))
+
+
+def _all_numbers(values: Sequence[Any]) -> bool:
+    return all(
+        type(value) in (bool, int) or (isinstance(value, list | tuple) and _all_numbers(value)) for value in values
+    )
+
+
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    "expect_true": lambda truth, skip=0: truth,
+    "guard_or_false": bool,
+    "guard_or_true": bool,
+    "guard_size_oblivious": bool,
+    "guarding_hint_or_throw": lambda number: number,
+    "has_guarding_hint": lambda number: True,
+    "is_nested_int": lambda number: False,
+    "statically_known_true": bool,
+    "sym_and": lambda *given: all(given),
+    "sym_eq": lambda a, b: a == b if isinstance(a, int) else tuple(a) == tuple(b),
+    "sym_or": lambda *given: any(given),
+}
+
+
+class _Symbol:
+    """Stands for the class of all symbols: as long as sympy is not loaded, nothing is one."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        module.Basic = self  # type: ignore[attr-defined]
+
+    def _real(self) -> Any:
+        _load(self._module.__name__)
+        return self._module.Basic
+
+    def __instancecheck__(self, value: object) -> bool:
+        return self._module.__name__ not in _pending and isinstance(value, self._real())
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._real(),)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+
+def _load(name: str) -> None:
+    """Load a late module now, unless it is loaded."""
+    if name in _pending:
+        _pending[name]()
+
+
+_loading = RLock()
+_pending: dict[str, Callable[[], None]] = {}
+"""The late modules that are not loaded yet, and what loads them."""
+
+_EARLY: dict[str, Callable[[ModuleType], object]] = {
+    "sympy": _Symbol,
+    "torch.fx.experimental.symbolic_shapes": _numbers,
+}
+"""What a late module has before it is loaded: all that the meta device needs of it."""
+
+_LOADERS = {"torch": _Uncollected, "torch._compile": _Unmarked, **dict.fromkeys(_EARLY, _Late)}
 
 
 def _disable_dynamo(function: Callable[..., Any] | None = None, recursive: bool = True) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 import sys
@@ -18,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
+from anysize.elastic.skeleton import copied
 from anysize.elastic.tracing import rules  # noqa: F401 - a rule is known once its module is loaded
 from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
@@ -190,7 +190,7 @@ def meta_copy(module: nn.Module) -> nn.Module:
             small = tensor.detach().to("meta") if keep else on_meta(tensor)
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if keep else small
         with _MetaCopies():
-            return copy.deepcopy(module, memo)
+            return copied(module, memo)
 
 
 def _trace_integers(module: nn.Module) -> dict[str, int]:
