@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,17 @@ def test_more_classes_than_the_data_shows_can_be_declared() -> None:
     assert small.experiment(task={"classes": 12}).signature.outputs == 12
     with pytest.raises(ConfigError, match=r"task\.classes: given 9, but the data has 10"):
         _ = small.experiment(task={"classes": 9}).signature
+
+
+@pytest.mark.slow
+def test_a_process_without_the_compiler_gets_it_once_something_asks_for_more_than_an_exclusion() -> None:
+    code = (
+        "import sys, torch\n"
+        "from anysize.client.process import spare_compiler\n"
+        "spare_compiler()\n"
+        "x = torch.ones(3, device='meta')\n"
+        "print((x + x).shape, 'torch._dynamo.utils' in sys.modules)\n"
+        "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)), 'torch._dynamo.utils' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "torch.Size([3]) False\ntensor([2., 2.]) True\n"

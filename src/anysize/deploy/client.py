@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from anysize.client.process import hold_memory
+from anysize.client.process import hold_memory, spare_compiler
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.gate import Gate, accepted, refuse_upper_bounds
@@ -52,6 +52,7 @@ class Service:
 
     def __init__(self, file: Path) -> None:
         hold_memory()
+        spare_compiler()
         self._file = file
         self._device = device_file.load(file)
         self._limits = own_data.check_limits(self._device)

@@ -1,0 +1,171 @@
+"""The memory of a device: what answering one message takes, above a process that has only imported what it needs.
+
+Every measurement is a process of its own, which does what the worker of `anysize join` does: it reads the device's
+file, learns the experiment from the server's hello, checks the message, trains, and packs the answer. The peak of its
+resident memory is read from /proc, and so is what it has before the message comes.
+
+`python benchmarks/device_memory.py` writes benchmarks/device_memory.json; `--table` prints it for the docs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+OUT = Path(__file__).with_name("device_memory.json")
+CAPACITIES = [0.2, 1.0]
+IMAGES = {"model": {"input": [3, 32, 32]}, "task": {"classes": 10}}
+TOKENS = {"model": {"input": [128]}, "task": {"name": "next-token", "classes": 128}}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet18": {**IMAGES, "training": {"batch_size": 32}},
+    "vit-tiny": {**IMAGES, "training": {"batch_size": 32}},
+    "device_memory:gpt": {**TOKENS, "training": {"batch_size": 16}},
+    "char-lstm": {**TOKENS, "training": {"batch_size": 64}},
+}
+DATA = """
+import anysize as az
+import torch
+
+def load(device, shape, tokens, count):
+    x = torch.arange(count * torch.Size(shape).numel()).reshape(count, *shape) % 128
+    return az.Share(train=(x, x) if tokens else (x / 128, torch.arange(count) % 10))
+"""
+
+
+def gpt(input_shape: tuple[int, ...], classes: int, width: int = 384, depth: int = 6, heads: int = 6) -> Any:
+    """A network like GPT-2: blocks of causal attention over tokens (N, T), the next token's logits (N, T, V)."""
+    from torch import nn
+
+    from anysize.models.attention import Block
+
+    class Causal(Block):
+        def forward(self, x: Any) -> Any:
+            seen = self.norm1(x)
+            parts = [layer(seen).unflatten(-1, (self.heads, -1)) for layer in (self.queries, self.keys, self.values)]
+            parts = [part.transpose(1, 2) for part in parts]
+            mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).flatten(2))
+            return x + self.contract(self.active(self.expand(self.norm2(x))))
+
+    class Gpt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(classes, width)
+            self.position = nn.Embedding(input_shape[0], width)
+            self.blocks = nn.Sequential(*(Causal(width, heads, 4 * width) for _ in range(depth)))
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, classes, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            import torch
+
+            places = torch.arange(x.shape[1], device=x.device)
+            return self.head(self.norm(self.blocks(self.tokens(x) + self.position(places))))
+
+    return Gpt()
+
+
+def message(name: str, capacity: float, folder: Path) -> None:
+    """Write what a device of a capacity needs into a folder: its file, its data, and the server's message."""
+    from anysize import config as configs
+    from anysize.experiment.brief import Brief
+    from anysize.methods.messages import Client
+    from anysize.runs.experiment import Experiment
+    from anysize.wire import dump
+
+    about = NETWORKS[name]
+    tables = {
+        **about,
+        "data": {"name": "devices"},
+        "model": {**about["model"], "name": name},
+        "method": {"name": "heterofl" if capacity < 1 else "fedavg"},
+        "devices": {"capacities": [capacity]},
+        "tricks": {"classwise_head": False},
+        "training": {**about["training"], "local_steps": 4},
+        "engine": {"name": "flower"},
+    }
+    made = Experiment.from_config(configs.from_dict(tables))
+    state = made.method.init(made.context)
+    size = made.sizes[-1]
+    cut = made.method.extract(made.context, state, Client(0, 0, size, 1, 1, 0))
+    ticket = replace(cut.ticket, rate=0.1)
+    hello = {"run": "0a", "brief": Brief.of(made).to_json()}
+    note = {"hello": hello, "tickets": [ticket.to_json()]}
+    (folder / "note.json").write_text(json.dumps(note))
+    (folder / "blob").write_bytes(dump(cut.tensors, {}))
+    (folder / "own_frames.py").write_text(DATA)
+    shape, tokens = about["model"]["input"], json.dumps("name" in about["task"])
+    (folder / "device.toml").write_text(
+        f'name = "board"\nserver = "localhost:9092"\ndata = "own_frames:load"\ncapacity = {capacity}\n'
+        f'options = {{ shape = {shape}, tokens = {tokens}, count = 128 }}\nallow = ["device_memory:gpt"]\n'
+    )
+
+
+def answer(folder: Path) -> dict[str, int]:
+    """What this process holds before and at most while it answers the message in a folder, in bytes."""
+    import torch  # noqa: F401
+
+    import anysize  # noqa: F401
+    from anysize.deploy.client import Service
+    from anysize.engines.flower_records import note_in, record, with_note
+
+    idle = resident("VmRSS")
+    service = Service(folder / "device.toml")
+    content = with_note(json.loads((folder / "note.json").read_text()), record([(folder / "blob").read_bytes()]))
+    told = note_in(service.reply("train", content))
+    assert "failure" not in told, told["failure"]
+    return {"idle": idle, "peak": resident("VmHWM")}
+
+
+def resident(what: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+def main() -> None:
+    """Measure every network at both capacities and write it down."""
+    from anysize.runs.runner import environment
+
+    found: dict[str, Any] = {"environment": environment(), "networks": {}}
+    for name in NETWORKS:
+        found["networks"][name.partition(":")[2] or name] = {
+            str(capacity): measured(name, capacity) for capacity in CAPACITIES
+        }
+    OUT.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(found))
+
+
+def measured(name: str, capacity: float) -> dict[str, int]:
+    """One network at a capacity, in a process of its own."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        for step in ("--message", "--answer"):
+            command = [sys.executable, __file__, step, str(folder), name, str(capacity)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def table(found: dict[str, Any]) -> str:
+    """The memory of a device above an idle one, as Markdown."""
+    lines = ["| network | capacity 0.2 | full model | part |", "| --- | ---: | ---: | ---: |"]
+    for name, about in found["networks"].items():
+        small, full = (about[str(capacity)]["peak"] - about[str(capacity)]["idle"] for capacity in CAPACITIES)
+        lines.append(f"| {name} | {small / 1e6:.0f} MB | {full / 1e6:.0f} MB | {small / full:.0%} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if "--message" in sys.argv:
+        message(sys.argv[3], float(sys.argv[4]), Path(sys.argv[2]))
+    elif "--answer" in sys.argv:
+        print(json.dumps(answer(Path(sys.argv[2]))))
+    elif "--table" in sys.argv:
+        print(table(json.loads(OUT.read_text())))
+    else:
+        main()
