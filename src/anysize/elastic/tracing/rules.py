@@ -71,13 +71,10 @@ def _span(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
 
 
-@rule("unsqueeze", "transpose", "t", "swapaxes")
+@rule("unsqueeze", "transpose", "t", "permute", "swapaxes")
 def _move_axes(tracer: Tracer, call: Call) -> None:
-    """Axes move; also those of the tensor itself, where the operation works in place."""
+    """Axes move, also those of the tensor itself where the operation works in place; planes need not be expanded."""
     source = call.tensors()[0]
-    if call.func.is_view:
-        move_labels(tracer, call)
-        return
     move = getattr(torch, call.name)
     planes = tuple(move(plane, *call.args[1:], **call.kwargs) for plane in tracer.labels(source).planes)
     put_all(tracer, call, [planes], like=source)

@@ -175,6 +175,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept: dict[tuple[Any, ...], Tensor] = {}
         for plane in planes:
             small = self.compact(plane)
+            if small.untyped_storage().nbytes() > 2 * small.numel() * small.element_size():
+                small = small.clone()  # not a view that holds on to a plane of full size
             if small.numel() == 1:  # one class covers every element: without it the tensor would be empty
                 self.classes.pin(small)
                 continue
