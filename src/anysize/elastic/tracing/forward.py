@@ -23,7 +23,7 @@ from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
 from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in, compared
 from anysize.elastic.tracing.tracer import Heads, Tracer
-from anysize.elastic.tracing.values import known_values, on_meta
+from anysize.elastic.tracing.values import known_values, on_meta, plainly
 
 _FACTORIES = frozenset(f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")) | {
     "rand",
@@ -54,12 +54,12 @@ class SizeWatch(TorchFunctionMode):
         if func == _SHAPE or name == "size":
             return self._asked(args[0], result, args[1:], kwargs)
         if isinstance(result, Tensor) or name in ("split", "split_with_sizes"):
-            with self.tracer.pause():
+            with self.tracer.pause(), plainly():
                 self._given(name, args, kwargs, result)
         return result
 
     def _asked(self, tensor: Tensor, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with self.tracer.pause():
+        with self.tracer.pause(), plainly():
             extents = self.tracer.extents(tensor)
             whole = [TracedInt(e.size, e) if e.planes else e.size for e in extents]
         if isinstance(result, int):

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from anysize.elastic.tracing.classes import Clash, Classes, Planes
 from anysize.elastic.tracing.sizes import Arithmetic, Attribute, Extent, SizeNote
+from anysize.elastic.tracing.values import plainly
 from anysize.errors import ModelError
 
 Heads = Literal["within", "whole"]
@@ -140,7 +141,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self.paused:
-            self.follow(Call(func, args, kwargs or {}, out))
+            with plainly():
+                self.follow(Call(func, args, kwargs or {}, out))
         return out
 
     def snapshot(self) -> Any:
