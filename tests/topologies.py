@@ -838,3 +838,86 @@ class TrainedMask(nn.Module):
 @topology(2, 4, 5)
 def trained_mask() -> nn.Module:
     return TrainedMask()
+
+
+class KeywordConvolution(nn.Module):
+    """A depthwise convolution called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out, self.kernel = conv(3, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(8, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        x = F.conv2d(input=x, weight=self.kernel, padding=1, groups=x.shape[1])
+        return self.out(x.narrow(dim=2, start=0, length=2).mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def keyword_convolution() -> nn.Module:
+    return KeywordConvolution()
+
+
+class OptionalProjection(nn.Module):
+    """A block that projects if its stored sizes differ; one of them is no size of any tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = 4, 8
+        self.into, self.project, self.out = nn.Linear(5, 4), nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        if self.before != self.after:
+            x = self.project(x).view(x.shape[0], -1, self.after)
+        return self.out(x)
+
+
+@topology(2, 4, 5)
+def optional_projection() -> nn.Module:
+    return OptionalProjection()
+
+
+class Thirds(nn.Module):
+    """Query, key and value of one head cut from one layer at multiples of a stored size; the first two are rotated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.size = 2, 4
+        self.qkv, self.out = nn.Linear(5, 24), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).view(*x.shape[:2], self.heads, 3 * self.size)
+        query = parts[..., : self.size].transpose(1, 2)
+        key = parts[..., self.size : 2 * self.size].transpose(1, 2)
+        value = parts[..., 2 * self.size :].transpose(1, 2)
+        half = query.shape[-1] // 2
+        key = torch.cat([-key[..., half:], key[..., :half]], -1) + key
+        mixed = (query @ key.transpose(-1, -2)).softmax(-1) @ value
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@topology(2, 4, 5)
+def thirds() -> nn.Module:
+    return Thirds()
+
+
+class ChosenPositions(nn.Module):
+    """Positions as waves, of which the places of a table are gathered that was expanded to a stored size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+        self.into, self.mix, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rates = torch.arange(0, self.width // 2, device=x.device).float()
+        waves = torch.outer(torch.arange(x.shape[1] + 2, device=x.device), rates)
+        waves = torch.cat([waves.sin(), waves.cos()], -1)
+        places = torch.arange(x.shape[1], device=x.device).flip(0)[:, None].expand(x.shape[1], self.width)
+        return self.out(self.mix(self.into(x)) + torch.gather(waves, 0, places))
+
+
+@topology(2, 4, 5)
+def chosen_positions() -> nn.Module:
+    return ChosenPositions()

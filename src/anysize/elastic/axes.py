@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.forward import Run, run, stored
-from anysize.elastic.tracing.sizes import Extent, SizeNote, attributes_in, evaluate
+from anysize.elastic.tracing.sizes import Extent, SizeNote, Unequal, attributes_in, evaluate
 from anysize.elastic.tracing.tracer import Heads, Tracer, line_of
 from anysize.errors import ModelError, unknown
 
@@ -138,6 +138,7 @@ class _Found:
     group: Tensor  # (atoms,) which group, -1 for none
     unit: Tensor  # (atoms,) which unit of it
     notes: tuple[SizeNote, ...]
+    unequal: tuple[Unequal, ...]
     attributes: Mapping[str, int]
     inputs: Mapping[str, tuple[Extent, ...]]
     outputs: Mapping[str, tuple[Extent, ...]]
@@ -314,30 +315,49 @@ class Axes:
         while True:
             ready = [(note, names - solved, target) for note, names, target in equations]
             single = [entry for entry in ready if len(entry[1]) == 1]
-            for note, names, target in single:
-                self._solve(note, next(iter(names)), target, values, solved, size)
+            for name in dict.fromkeys(next(iter(names)) for _, names, _ in single):
+                own = [(note, target) for note, names, target in single if name in names]
+                self._solve(own, name, values, solved, size)
             if not single and not any(self._solve_largest(*entry, values, solved, size) for entry in ready if entry[1]):
                 break
+        self._keep_apart(values, solved)
         return {path: value for path, value in values.items() if value != found.attributes[path]}
+
+    def _keep_apart(self, values: dict[str, int], solved: set[str]) -> None:
+        """Shrink an integer that is no size itself but was found different from one that now has its value."""
+        full = self.found.attributes
+        for pair in self.found.unequal:
+            loose = [path for path in (pair.left, pair.right) if path not in solved]
+            if values[pair.left] != values[pair.right] or len(loose) != 1:
+                continue
+            other = pair.right if loose[0] == pair.left else pair.left
+            values[loose[0]] = max(1, full[loose[0]] * values[other] // full[other])
 
     def _solve(
         self,
-        note: SizeNote,
+        equations: Sequence[tuple[SizeNote, int]],
         name: str,
-        target: int,
         values: dict[str, int],
         solved: set[str],
         size: Callable[[Extent], int],
     ) -> None:
-        """Set the one unknown of an equation: to its present value if that fits, else to the largest that fits."""
-        if name in solved:
-            return
+        """Set one unknown: to its present value if that fits the first equation, else to one that fits most of them.
+
+        On a tie, to the one that shrinks as the axis does (of `n // 2 == 8` to 16, not to 17), else to the largest.
+        """
+        note, target = equations[0]
+
+        def fits(candidate: int, equation: tuple[SizeNote, int]) -> bool:
+            return evaluate(equation[0].expression, {**values, name: candidate}, size) == equation[1]
+
+        def rank(candidate: int) -> tuple[int, bool]:
+            shrunk = candidate * note.extent.size == values[name] * target
+            return sum(fits(candidate, equation) for equation in equations), shrunk
+
         solved.add(name)
-        full = values[name]
-        for candidate in range(full, 0, -1):
-            if evaluate(note.expression, {**values, name: candidate}, size) == target:
-                values[name] = candidate
-                return
+        fitting = [candidate for candidate in range(values[name], 0, -1) if fits(candidate, equations[0])]
+        if fitting and fitting[0] != values[name]:
+            values[name] = max(fitting, key=rank)
 
     def _solve_largest(
         self,
@@ -352,7 +372,7 @@ class Axes:
         if evaluate(note.expression, values, size) == target:
             return False
         largest = max(sorted(names), key=values.__getitem__)
-        self._solve(note, largest, target, values, solved, size)
+        self._solve([(note, target)], largest, values, solved, size)
         return True
 
 
@@ -558,6 +578,7 @@ def _assemble(
         group=torch.from_numpy(group),
         unit=torch.from_numpy(unit),
         notes=tuple(ran.tracer.notes),
+        unequal=tuple(dict.fromkeys(ran.tracer.unequal)),
         attributes=ran.attributes,
         inputs=ran.tracer.inputs,
         outputs=ran.tracer.outputs,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from anysize.elastic.tracing.values import on_meta
 from anysize.errors import ModelError
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -51,7 +52,8 @@ def hollow(module: nn.Module, *, constants: bool = True) -> nn.Module:
     stay = set() if not constants else {id(buffer) for buffer in _constants(module)}
     for tensor in (*module.parameters(), *module.buffers()):
         if id(tensor) not in stay:
-            memo[id(tensor)] = _like(tensor, tensor.detach().to("meta"))
+            plain = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = _like(tensor, tensor.detach().to("meta")) if plain else on_meta(tensor)
     return copied(module, memo)
 
 

@@ -23,7 +23,7 @@ from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
 from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in, compared
 from anysize.elastic.tracing.tracer import Heads, Tracer
-from anysize.elastic.tracing.values import known_values, on_meta
+from anysize.elastic.tracing.values import known_values, on_meta, plainly
 
 _FACTORIES = frozenset(f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")) | {
     "rand",
@@ -54,12 +54,12 @@ class SizeWatch(TorchFunctionMode):
         if func == _SHAPE or name == "size":
             return self._asked(args[0], result, args[1:], kwargs)
         if isinstance(result, Tensor) or name in ("split", "split_with_sizes"):
-            with self.tracer.pause():
+            with self.tracer.pause(), plainly():
                 self._given(name, args, kwargs, result)
         return result
 
     def _asked(self, tensor: Tensor, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with self.tracer.pause():
+        with self.tracer.pause(), plainly():
             extents = self.tracer.extents(tensor)
             whole = [TracedInt(e.size, e) if e.planes else e.size for e in extents]
         if isinstance(result, int):
@@ -67,6 +67,8 @@ class SizeWatch(TorchFunctionMode):
         return torch.Size(whole)
 
     def _given(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        if not args:  # all by keyword
+            args = [value for key, value in kwargs.items() if key in ("input", "tensor", "self")]
         if name in _FACTORIES:
             sizes = args[1:] if name.startswith("new_") else args
             named = _counted(args, kwargs) if name == "arange" else _listed(sizes, kwargs.get("size"))
@@ -86,15 +88,17 @@ class SizeWatch(TorchFunctionMode):
             if groups == args[0].shape[1]:
                 self._sized([groups], args[0], 1)
         elif name == "narrow":
-            self._sized(args[3:4], result, int(args[1]) % args[0].dim())
+            size = args[3] if len(args) > 3 else kwargs.get("length")
+            self._sized([size], result, int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % args[0].dim())
         elif name == "__getitem__":
             self._cut(args[0], args[1])
 
     def _sized(self, sizes: Sequence[Any], tensor: Tensor, start: int) -> None:
-        """Note that axis `start + i` of a tensor has the size `sizes[i]`."""
+        """Note that axis `start + i` of a tensor has the size `sizes[i]`, unless that size only follows others."""
         extents = self.tracer.extents(tensor)
+        loose = self.tracer.labels(tensor).loose
         for axis, size in enumerate(sizes, start):
-            if isinstance(size, TracedInt) and axis < len(extents):
+            if isinstance(size, TracedInt) and axis < len(extents) and axis not in loose:
                 self.tracer.notes.append(SizeNote(size.expression, extents[axis]))
 
     def _made(self, sizes: Sequence[Any], tensor: Tensor) -> None:
@@ -453,6 +457,6 @@ def _forward(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> A
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.enter_context(SizeWatch(tracer))
-        stack.enter_context(compared(lambda extent, wanted: tracer.notes.append(SizeNote(wanted, extent))))
+        stack.enter_context(compared(tracer.hear))
         stack.enter_context(tracer)
         return network(*given)

@@ -71,13 +71,10 @@ def _span(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
 
 
-@rule("unsqueeze", "transpose", "t", "swapaxes")
+@rule("unsqueeze", "transpose", "t", "permute", "swapaxes")
 def _move_axes(tracer: Tracer, call: Call) -> None:
-    """Axes move; also those of the tensor itself, where the operation works in place."""
+    """Axes move, also those of the tensor itself where the operation works in place; planes need not be expanded."""
     source = call.tensors()[0]
-    if call.func.is_view:
-        move_labels(tracer, call)
-        return
     move = getattr(torch, call.name)
     planes = tuple(move(plane, *call.args[1:], **call.kwargs) for plane in tracer.labels(source).planes)
     put_all(tracer, call, [planes], like=source)
@@ -411,7 +408,28 @@ def _embedding_bag(tracer: Tracer, call: Call) -> None:
         tracer.put(result, ())
 
 
-@rule("index", "index_select", "gather")
+@rule("gather")
+def _gather(tracer: Tracer, call: Call) -> None:
+    """The axis in which places are chosen is fixed; along the others, places and values meet."""
+    bound = call.bound()
+    axis = int(bound["dim"]) % bound["self"].dim()
+    tracer.put(call.results()[0], _met_beside(tracer, axis, (bound["self"], bound["index"])))
+
+
+def _met_beside(tracer: Tracer, axis: int, tensors: Iterable[Tensor]) -> Planes:
+    """The planes of tensors that meet element by element but along one axis, which is fixed as all unequal ones are."""
+    tensors, operands = list(tensors), []
+    sizes = [{int(size) for size in along} for along in zip(*(tensor.shape for tensor in tensors))]
+    apart = [other for other, along in enumerate(sizes) if other == axis or len(along) > 1]
+    for tensor in tensors:
+        shape = [1 if other in apart else size for other, size in enumerate(tensor.shape)]
+        labels = tracer.labels(tensor)
+        planes = _clear_of(tracer, labels.planes, apart)
+        operands.append((tuple(shape), Labels(planes, labels.neutral, loose=labels.loose)))
+    return tracer.combine(operands, len(operands[0][0]))
+
+
+@rule("index", "index_select")
 def _index(tracer: Tracer, call: Call) -> None:
     """An indexed axis is fixed; the others keep their labels."""
     source, chosen = call.args[0], call.args[1:]
@@ -444,15 +462,8 @@ def _written_along(tracer: Tracer, call: Call) -> None:
     for plane in tracer.labels(bound["index"]).planes:
         if call.name.startswith("index"):
             tracer.classes.pin(plane)
-    operands = []
-    for tensor in (target, source, None if call.name.startswith("index") else bound["index"]):
-        if isinstance(tensor, Tensor):
-            shape = [1 if other == axis else size for other, size in enumerate(tensor.shape)]
-            labels = tracer.labels(tensor)
-            planes = _clear_of(tracer, labels.planes, [axis])
-            operands.append((tuple(shape), Labels(planes, labels.neutral, loose=labels.loose)))
-    planes = tracer.combine(operands, target.dim())
-    tracer.put(call.results()[0], planes)
+    given = (target, source, None if call.name.startswith("index") else bound["index"])
+    tracer.put(call.results()[0], _met_beside(tracer, axis, (part for part in given if isinstance(part, Tensor))))
 
 
 def _one_lane(plane: Tensor, axis: int) -> Tensor:

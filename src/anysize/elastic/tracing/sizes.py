@@ -116,8 +116,8 @@ class TracedInt(int):
 
     def __eq__(self, other: Any) -> bool:
         equal = int.__eq__(self, other)
-        if equal is True and isinstance(other, TracedInt):
-            _note_equal(self.expression, other.expression)
+        if equal is not NotImplemented and isinstance(other, TracedInt):
+            _note_compared(self.expression, other.expression, equal)
         return equal
 
     def __ne__(self, other: Any) -> bool:
@@ -130,12 +130,21 @@ class TracedInt(int):
         return self
 
 
-_listeners: list[Callable[[Extent, Attribute], None]] = []
+@dataclass(frozen=True)
+class Unequal:
+    """Code compared two attributes and found them different, as a block with and without a projection does."""
+
+    left: str
+    right: str
+
+
+Listener = Callable[["SizeNote | Unequal"], None]
+_listeners: list[Listener] = []
 
 
 @contextmanager
-def compared(listen: Callable[[Extent, Attribute], None]) -> Iterator[None]:
-    """Inside, `listen` hears of each size that code compares with an attribute and finds equal."""
+def compared(listen: Listener) -> Iterator[None]:
+    """Inside, `listen` hears of each size that equals an attribute where code asks, and of unequal attributes."""
     _listeners.append(listen)
     try:
         yield
@@ -143,11 +152,13 @@ def compared(listen: Callable[[Extent, Attribute], None]) -> Iterator[None]:
         _listeners.remove(listen)
 
 
-def _note_equal(left: Expression, right: Expression) -> None:
-    for extent, attribute in ((left, right), (right, left)):
-        if isinstance(extent, Extent) and isinstance(attribute, Attribute):
-            for listen in _listeners:
-                listen(extent, attribute)
+def _note_compared(left: Expression, right: Expression, equal: bool) -> None:
+    for listen in _listeners:
+        for own, wanted in ((left, right), (right, left)) if equal else ():
+            if isinstance(own, Extent) and isinstance(wanted, Attribute):
+                listen(SizeNote(wanted, own))
+        if not equal and isinstance(left, Attribute) and isinstance(right, Attribute):
+            listen(Unequal(left.path, right.path))
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from anysize.elastic.tracing.classes import Clash, Classes, Planes
-from anysize.elastic.tracing.sizes import Arithmetic, Attribute, Extent, SizeNote
+from anysize.elastic.tracing.sizes import Arithmetic, Attribute, Extent, SizeNote, Unequal
+from anysize.elastic.tracing.values import plainly
 from anysize.errors import ModelError
 
 Heads = Literal["within", "whole"]
@@ -127,6 +128,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stack: list[str] = [""]
         self.grids: list[Tensor] = []
         self.notes: list[SizeNote] = []
+        self.unequal: list[Unequal] = []
         self.inputs: dict[str, tuple[Extent, ...]] = {}
         self.outputs: dict[str, tuple[Extent, ...]] = {}
         self.producers: dict[tuple[str, int], None] = {}
@@ -140,19 +142,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self.paused:
-            self.follow(Call(func, args, kwargs or {}, out))
+            with plainly():
+                self.follow(Call(func, args, kwargs or {}, out))
         return out
 
     def snapshot(self) -> Any:
         """What is known now, for `restore`."""
-        own = (self.grids, self.notes, self.inputs, self.outputs, self.producers, self.seen)
+        own = (self.grids, self.notes, self.unequal, self.inputs, self.outputs, self.producers, self.seen)
         return copy.deepcopy(self.classes), [copy.copy(each) for each in own]
 
     def restore(self, before: Any) -> None:
         """Forget what was learned since a snapshot."""
         self.classes.__dict__.update(before[0].__dict__)
-        self.grids, self.notes, self.inputs, self.outputs, self.producers, self.seen = before[1]
+        self.grids, self.notes, self.unequal, self.inputs, self.outputs, self.producers, self.seen = before[1]
         self.stack, self.paused = [""], False
+
+    def hear(self, note: SizeNote | Unequal) -> None:
+        """Take note of what code found when it compared sizes."""
+        if isinstance(note, SizeNote):
+            self.notes.append(note)
+        else:
+            self.unequal.append(note)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -175,6 +185,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept: dict[tuple[Any, ...], Tensor] = {}
         for plane in planes:
             small = self.compact(plane)
+            if small.untyped_storage().nbytes() > 2 * small.numel() * small.element_size():
+                small = small.clone()  # not a view that holds on to a plane of full size
             if small.numel() == 1:  # one class covers every element: without it the tensor would be empty
                 self.classes.pin(small)
                 continue
@@ -315,6 +327,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._keep_fixed(extents)
         for note in self.notes:
             self._couple_quotient(note, by_attribute)
+            self._couple_multiple(note)
 
     def _match(self, extents: Sequence[Extent]) -> None:
         lanes = [lane for lane in map(self._own_lane, extents) if lane is not None]
@@ -359,6 +372,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parts = map(self._own_lane, by_attribute.get(wanted.right.path, ()))
             for lane in (lane for lane in parts if lane is not None and lane.numel() == len(grid)):
                 self.classes.unite(grid, lane.reshape(-1, 1))
+
+    def _couple_multiple(self, note: SizeNote) -> None:
+        """Unite the parts of an axis whose size is a number times an attribute, as `3 * head_size`: they stay equal."""
+        wanted = note.expression
+        if not isinstance(wanted, Arithmetic) or wanted.apply is not operator.mul:
+            return
+        times = next((side for side in (wanted.left, wanted.right) if isinstance(side, int)), None)
+        whole = self._own_lane(note.extent)
+        if times is None or whole is None or isinstance(wanted.left, Extent) or isinstance(wanted.right, Extent):
+            return
+        first, *rest = whole.reshape(times, -1)
+        for part in rest:
+            if not self._same_count(first, part):
+                self.classes.unite(first, part)
 
     def lane(self, planes: Iterable[Tensor], axis: int) -> Tensor | None:
         """The labels along one axis, (size,), after fixing every other axis; None if it has no labels."""

@@ -62,7 +62,7 @@ def on_meta(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Inside, nothing watches: tensors are real and computed as usual."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield
@@ -171,7 +171,7 @@ def _computed(func: Any, args: Any, kwargs: Any, values: Mapping[int, Tensor]) -
             return values[id(leaf)]
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-    with _plainly():
+    with plainly():
         own_args, own_kwargs = tree_map(real, (tuple(args), dict(kwargs)))
         try:
             return func(*own_args, **own_kwargs)
@@ -208,7 +208,7 @@ def _forget(tensor: Tensor) -> None:
 
 
 def _all_places(mask: Tensor) -> Tensor:
-    with _plainly():
+    with plainly():
         places = torch.ones(tuple(mask.shape), dtype=torch.bool, device="cpu").nonzero()
         return know(places.to("meta"), places)
 
@@ -236,7 +236,7 @@ def by_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
             listed.append(index)
             continue
         value = value_of(index)
-        with _plainly():
+        with plainly():
             places = value.nonzero() if value is not None else _all_places(index)
             listed.extend(know(row.to("meta"), row) for row in _known_rows(places))
     return listed
@@ -268,7 +268,7 @@ def _listed_places(index: Any) -> Any:
         return tuple(_listed_places(part) if isinstance(part, list) else part for part in index)
     if not isinstance(index, list) or not index or not all(type(part) is int for part in index):
         return index
-    with _plainly():
+    with plainly():
         value = torch.tensor(index, device="cpu")
         return know(value.to("meta"), value)
 
@@ -296,7 +296,7 @@ class MetaDevice(DeviceContext):
         data = args[0] if args else kwargs["data"]
         if any(isinstance(leaf, Tensor) for leaf in tree_flatten(data)[0]):
             return result
-        with _plainly():
+        with plainly():
             value = torch.tensor(data, dtype=result.dtype, device="cpu")
         return know(result, value)
 
