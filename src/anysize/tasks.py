@@ -20,6 +20,9 @@ from anysize.errors import ConfigError
 
 Sums = dict[str, float]
 
+IGNORED = -100
+"""The target of positions that do not count, such as padding; the same number as in torch and transformers."""
+
 
 class Task(ABC):
     """A loss to minimise and the metrics to report.
@@ -98,14 +101,57 @@ class NextToken(Task):
     def sums(self, output: Tensor, target: Tensor) -> Sums:
         logits, symbols = output.flatten(0, -2), target.flatten()
         return {
-            "count": float(len(symbols)),
+            "count": float((symbols != IGNORED).sum()),
             "correct": float((logits.argmax(-1) == symbols).sum()),
             "loss": float(F.cross_entropy(logits, symbols, reduction="sum")),
         }
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        loss = sums["loss"] / sums["count"]
-        return {"perplexity": exp(min(loss, 700.0)), "accuracy": sums["correct"] / sums["count"], "loss": loss}
+        count = max(sums["count"], 1.0)
+        loss = sums["loss"] / count
+        return {"perplexity": exp(min(loss, 700.0)), "accuracy": sums["correct"] / count, "loss": loss}
+
+
+@dataclass(frozen=True)
+class Seq2SeqLM(NextToken):
+    """A text for a text: the next token of the target, given the source; targets of -100 do not count.
+
+    >>> task, uniform = Seq2SeqLM(), torch.zeros(1, 3, 4)
+    >>> round(task.metrics(task.sums(uniform, torch.tensor([[1, 2, -100]])))["perplexity"], 3)
+    4.0
+    """
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        total = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="sum")
+        return total / (target != IGNORED).sum().clamp(min=1)  # a batch in which no target counts teaches nothing
+
+
+@dataclass(frozen=True)
+class CausalLM(Seq2SeqLM):
+    """The next token at every position, with the tokens themselves as targets; those of -100 do not count."""
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().loss(output[:, :-1], target[:, 1:])
+
+    def sums(self, output: Tensor, target: Tensor) -> Sums:
+        return super().sums(output[:, :-1], target[:, 1:])
+
+
+@dataclass(frozen=True)
+class MaskedLM(Seq2SeqLM):
+    """The tokens that were masked; targets of -100 were not."""
+
+
+@dataclass(frozen=True)
+class TokenClassification(Seq2SeqLM):
+    """One class per token: cross-entropy and accuracy per token; targets of -100 do not count."""
+
+    metric = "accuracy"
+    higher_is_better = True
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        found = super().metrics(sums)
+        return {name: found[name] for name in ("accuracy", "loss")}
 
 
 @dataclass(frozen=True)
@@ -167,6 +213,10 @@ class MultiLabel(Task):
 TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "next-token": NextToken,
+    "causal-lm": CausalLM,
+    "masked-lm": MaskedLM,
+    "seq2seq-lm": Seq2SeqLM,
+    "token-classification": TokenClassification,
     "regression": Regression,
     "multilabel": MultiLabel,
 }
@@ -200,4 +250,5 @@ def label_set(target: Tensor, classes: int) -> Tensor:
     >>> label_set(torch.tensor([2, 0, 2]), 4).tolist()
     [True, False, True, False]
     """
-    return torch.bincount(target.flatten().long(), minlength=classes)[:classes] > 0
+    held = target[target != IGNORED].long()
+    return torch.bincount(held, minlength=classes)[:classes] > 0

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from zoo.entries import Entry, load_torchvision
+from anysize.config.packages import load_torchvision
+from zoo.entries import Entry
 
 WIDTHS = (0.5, 0.25)
 READS: dict[type[nn.Module], int] = {

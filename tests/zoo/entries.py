@@ -10,23 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_OPERATORS: list[torch.library.Library] = []
-
-
-def load_torchvision() -> None:
-    """Import torchvision also where its operators do not load, as those of a wheel for other devices; none is used."""
-    if find_spec("torchvision") is None or _OPERATORS:
-        return
-    try:
-        import torchvision
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _OPERATORS.append(library)
-        import torchvision  # noqa: F401
-
-
 Inputs = Callable[[], tuple[Tensor, ...]]
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from anysize import interrupts
-from anysize.data import Part, to_input
+from anysize.data import CollatedPart, Part, SubsetPart, to_input
 from anysize.data.augment import augment
 from anysize.elastic.fast import fast
+from anysize.inputs import one_tensor
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel
 from anysize.methods.training import Batch
@@ -28,7 +29,7 @@ def local_batches(context: Context, sub_model: SubModel, part: Part) -> Iterator
     """
     changes = generator(*names_of(sub_model), "augment")
     indices = steps(len(part), context, generator(*names_of(sub_model), "batches"))
-    while ahead := list(islice(indices, _AHEAD)):
+    while ahead := list(islice(indices, 1 if collates(part) else _AHEAD)):
         drawn = draw(part, torch.cat(ahead))
         x, y = drawn.x.to(context.device), drawn.y.to(context.device)
         ends = [0]
@@ -37,7 +38,16 @@ def local_batches(context: Context, sub_model: SubModel, part: Part) -> Iterator
         for first, last in pairwise(ends):
             interrupts.check()
             some = x[first:last]
-            yield Batch(fast(augment(some, context.augment, changes)) if context.augment else some, y[first:last])
+            if context.augment:
+                some = fast(augment(one_tensor(some, "data.augment"), context.augment, changes))
+            yield Batch(some, y[first:last])
+
+
+def collates(part: Part) -> bool:
+    """Whether each batch is made separately, as one whose texts are as long as the longest of them."""
+    while isinstance(part, SubsetPart):
+        part = part.part
+    return isinstance(part, CollatedPart)
 
 
 def steps(samples: int, context: Context, random: torch.Generator) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.elastic.tracing.forward import unread_masks, without_data
 from anysize.elastic.tracing.values import KnownValues, MetaDevice
+from anysize.inputs import Inputs, mapped
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Masked, offered_sizes
 from anysize.methods.context import Context
@@ -104,7 +105,9 @@ def tried(context: Context, method: Method[Any], state: Any, size: Size, example
     """
     message = _received(context, method, state, size, example)
     module = layout(method.build(context, message))
-    batch = Batch(*(torch.zeros(2, *part.shape[1:], dtype=part.dtype) for part in (example.x, example.y)))
+    # A mask of zeros would hide all there is, so named inputs are ones.
+    x = mapped(example.x, lambda one: torch.full((2, *one.shape[1:]), isinstance(example.x, Inputs), dtype=one.dtype))
+    batch = Batch(x, torch.zeros(2, *example.y.shape[1:], dtype=example.y.dtype))
     once = replace(context, tricks=replace(context.tricks, attack_steps=1))
     loss = client_loss(once, method, module.train(), choices=lambda count: 0)
     loss(batch, 0).backward()  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from anysize.data.augment import augment
 from anysize.data.named import datasets, facts, stand_in, without_files
 from anysize.data.partition import SPLITS, DeviceShares, RemoteShares, Shares, split
 from anysize.data.parts import (
+    CollatedPart,
     Data,
     DatasetPart,
     Part,
@@ -13,12 +14,14 @@ from anysize.data.parts import (
     TensorPart,
     channel_statistics,
     groups_of,
+    largest_token,
     to_input,
 )
 from anysize.data.sources import defaults, from_function, load
 
 __all__ = [
     "SPLITS",
+    "CollatedPart",
     "Data",
     "DatasetPart",
     "DeviceShares",
@@ -36,6 +39,7 @@ __all__ = [
     "facts",
     "from_function",
     "groups_of",
+    "largest_token",
     "load",
     "split",
     "stand_in",

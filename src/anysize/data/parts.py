@@ -8,7 +8,9 @@ memory can be shared.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -18,7 +20,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from anysize.errors import DataError
+from anysize.inputs import Input, Inputs, named, tensors_in
 from anysize.rng import derive
+from anysize.tasks import IGNORED
 
 CHANNELS = (1, 3, 4)
 """Sizes by which the channel axis of an image is told from a spatial axis."""
@@ -41,7 +45,7 @@ class Part(Protocol):
         """The number of samples."""
         ...
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Tensor) -> tuple[Input, Tensor]:
         """The samples at `index` (int64): x as stored, y as int64 or float32."""
         ...
 
@@ -50,15 +54,22 @@ class Part(Protocol):
         ...
 
 
-PartLike: TypeAlias = "Part | tuple[Any, Any] | Dataset[Any]"
+PartLike: TypeAlias = "Part | tuple[Any, Any] | Dataset[Any] | Mapping[str, Any]"
 """What `Data` and `Share` accept as a part: a `Part`, a pair of arrays, or a map-style `Dataset`."""
+
+Collate: TypeAlias = Callable[[list[Any]], Mapping[str, Any]]
+"""Makes a batch, tensors by name, of a list of samples, such as a data collator of transformers."""
+
+LABELS = ("labels", "label")
+"""Names under which a batch or a sample holds its targets."""
 
 
 class TensorPart:
     """A part held in memory as two tensors, which share the memory of the arrays given if possible.
 
     `uint8` inputs of three or four axes are images and become views of shape (N, C, H, W): (N, H, W) gains a
-    channel axis, (N, H, W, C) is permuted. Everything else keeps its shape.
+    channel axis, (N, H, W, C) is permuted. Everything else keeps its shape. A mapping of arrays gives several inputs
+    by name.
 
     >>> part = TensorPart(np.zeros((5, 28, 28), np.uint8), [0, 1, 2, 3, 4])
     >>> x, y = part.batch(torch.tensor([4, 0]))
@@ -67,7 +78,7 @@ class TensorPart:
     """
 
     def __init__(self, x: Any, y: Any, group: Any = None) -> None:
-        self.x = as_images(as_tensor(x, "x"))
+        self.x: Input = as_input(x)
         self.y = as_targets(as_tensor(y, "y"))
         self.group = None if group is None else np.asarray(group)
         problems = list(_length_problems(self.x, self.y, self.group))
@@ -77,7 +88,7 @@ class TensorPart:
     def __len__(self) -> int:
         return len(self.x)
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Tensor) -> tuple[Input, Tensor]:
         """The samples at `index`: x as stored, y as int64 or float32."""
         y = self.y[index]
         return self.x[index], y if y.is_floating_point() else y.long()
@@ -87,7 +98,8 @@ class TensorPart:
         return self.y
 
     def __repr__(self) -> str:
-        return f"TensorPart({len(self)} samples, x {_shape(self.x)}, y {_shape(self.y)})"
+        x = ", ".join(_shape(tensor) for tensor in tensors_in(self.x))
+        return f"TensorPart({len(self)} samples, x {x}, y {_shape(self.y)})"
 
 
 class DatasetPart:
@@ -159,6 +171,77 @@ class DatasetPart:
         return f"DatasetPart({len(self)} samples of {type(self.dataset).__name__})"
 
 
+class CollatedPart:
+    """A part that draws samples, mappings by name, and lets a function make a batch of them, for instance pad texts.
+
+    The target of a sample is its "labels" or "label"; a data set without them is of texts, whose tokens are predicted.
+
+    Args:
+        dataset: a map-style data set of mappings: one of the package `datasets`, or a list of dicts.
+        collate: makes a batch of a list of samples; by default stacks them. What it draws at random depends only on
+            which samples are in the batch.
+        group: the data group of each sample.
+
+    >>> rows = [{"ids": [5, 6], "label": 1}, {"ids": [7, 8], "label": 0}]
+    >>> x, y = CollatedPart(rows).batch(torch.tensor([1]))
+    >>> x["ids"].tolist(), y.tolist()
+    ([[7, 8]], [0])
+    """
+
+    def __init__(self, dataset: Any, collate: Collate | None = None, group: Any = None) -> None:
+        self.dataset = dataset
+        self.collate = stacked if collate is None else collate
+        self.group = None if group is None else np.asarray(group)
+        self._labels: Tensor | None = None
+        self._longest: int | None = None
+        if self.group is not None and len(self.group) != len(self):
+            raise DataError(f"group has {len(self.group)} entries, the data set {len(self)} samples")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, index: Tensor) -> tuple[Input, Tensor]:
+        """The samples at `index` as the function collates them: inputs by name, y as int64 or float32."""
+        places = index.tolist()
+        items = [self.dataset[place] for place in places]
+        with seeded(derive("collate", *places)):
+            made = self.collate(items)
+        y = next((made[name] for name in LABELS if name in made), None)
+        if y is None:
+            raise DataError(f"a batch has {', '.join(made)}; its targets must be there too, as 'labels'")
+        x = Inputs({name: as_tensor(made[name], name) for name in made if name not in LABELS})
+        y = as_targets(as_tensor(y, "labels"))
+        return x, y if y.is_floating_point() else y.long()
+
+    def labels(self) -> Tensor:
+        """Every target, in order; those of different lengths are filled up with -100."""
+        if self._labels is None:
+            first = self.dataset[0]
+            name = next((name for name in (*LABELS, "input_ids") if name in first), None)
+            if name is None:
+                raise DataError(f"a sample has {', '.join(first)}; its target must be there too, as 'label'")
+            self._labels = as_targets(as_rows(self.column(name)))
+        return self._labels
+
+    def column(self, name: str) -> list[Any]:
+        """What every sample has under a name."""
+        if hasattr(self.dataset, "column_names"):  # one of the package `datasets`, which reads a column at once
+            return list(self.dataset[name])
+        return [self.dataset[place][name] for place in range(len(self))]
+
+    @property
+    def longest(self) -> int:
+        """The sample whose inputs have the most entries."""
+        if self._longest is None:
+            names = [name for name in self.dataset[0] if name not in LABELS]
+            sizes = sum(np.array([np.size(value) for value in self.column(name)]) for name in names)
+            self._longest = int(np.argmax(sizes)) if names else 0
+        return self._longest
+
+    def __repr__(self) -> str:
+        return f"CollatedPart({len(self)} samples of {type(self.dataset).__name__})"
+
+
 class SubsetPart:
     """The samples of a part at an index, as a view.
 
@@ -183,7 +266,7 @@ class SubsetPart:
         group = groups_of(self.part)
         return None if group is None else group[self.index.numpy()]
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Tensor) -> tuple[Input, Tensor]:
         """The samples at `index` of the view."""
         return self.part.batch(self.index[index])
 
@@ -199,7 +282,8 @@ class SubsetPart:
 class Data:
     """A whole data set: a part to train on, perhaps one to test on, and facts about them.
 
-    Parts are given as (x, y), as a map-style `Dataset`, or as any `Part`. They are checked once, here.
+    Parts are given as (x, y), as a map-style `Dataset`, or as any `Part`; x may be a mapping of several inputs by name,
+    and so may each sample of a data set. They are checked once, here.
 
     Attributes:
         train: the samples that are split among the clients.
@@ -236,8 +320,22 @@ class Data:
         std: Sequence[float] | None = None,
         checksum: str = "",
         source: str = "",
+        collate: Collate | None = None,
     ) -> None:
-        parts = {"train": as_part(train)} | ({} if test is None else {"test": as_part(test)})
+        """Take the parts and what is known of them.
+
+        Args:
+            train: samples to train on.
+            test: samples to test on.
+            classes: how many classes there are.
+            class_names: one name per class.
+            mean: of each channel.
+            std: of each channel.
+            checksum: of the arrays, if it is known.
+            source: where the data came from.
+            collate: if samples are mappings, makes a batch of a list of them, such as a data collator of transformers.
+        """
+        parts = {"train": as_part(train, collate)} | ({} if test is None else {"test": as_part(test, collate)})
         problems = _part_problems(parts)
         if not problems:
             classes = _class_count(parts) if classes is None else classes
@@ -288,16 +386,16 @@ class Share:
     train: Part
     held_out: Part | None
 
-    def __init__(self, train: PartLike, held_out: PartLike | None = None) -> None:
-        object.__setattr__(self, "train", as_part(train))
-        object.__setattr__(self, "held_out", None if held_out is None else as_part(held_out))
+    def __init__(self, train: PartLike, held_out: PartLike | None = None, collate: Collate | None = None) -> None:
+        object.__setattr__(self, "train", as_part(train, collate))
+        object.__setattr__(self, "held_out", None if held_out is None else as_part(held_out, collate))
         parts = {"train": self.train} | ({} if self.held_out is None else {"held_out": self.held_out})
         problems = _part_problems(parts)
         if problems:
             raise DataError("\n".join(problems))
 
 
-def to_input(x: Tensor) -> Tensor:
+def to_input(x: Input) -> Any:
     """What a network receives: `uint8` (images) as float32 in [0, 1], other integers as int64, else float32.
 
     >>> to_input(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
@@ -305,6 +403,8 @@ def to_input(x: Tensor) -> Tensor:
     >>> to_input(torch.tensor([3], dtype=torch.int32)).dtype, to_input(torch.tensor([3.0]).double()).dtype
     (torch.int64, torch.float32)
     """
+    if isinstance(x, Inputs):
+        return x.map(to_input)
     if x.is_complex():
         raise DataError("complex inputs are not supported; give real and imaginary parts as channels")
     # Use one memory layout, however the samples are stored: the layout changes the last bits of a convolution.
@@ -315,9 +415,28 @@ def to_input(x: Tensor) -> Tensor:
 
 
 def input_shape(part: Part) -> tuple[int, ...]:
-    """The shape of one sample of a part as the network receives it, without the batch axis."""
+    """The shape of one sample of a part as the network receives it, without the batch axis; () of named inputs."""
     x, _ = part.batch(torch.zeros(1, dtype=torch.int64))
-    return tuple(to_input(x).shape[1:])
+    return () if isinstance(x, Inputs) else tuple(to_input(x).shape[1:])
+
+
+def largest_token(part: Part) -> int | None:
+    """The largest token among the inputs called "input_ids", or in an input of integers; None if there are none.
+
+    >>> largest_token(TensorPart({"input_ids": [[3, 9]], "attention_mask": [[1, 1]]}, [0]))
+    9
+    """
+    if isinstance(part, CollatedPart):
+        first = part.dataset[0]
+        texts = part.column("input_ids") if "input_ids" in first else []
+        return max((int(np.max(text)) for text in texts if np.size(text)), default=None)
+    if not isinstance(part, TensorPart):
+        return None
+    name = "input_ids" if isinstance(part.x, Inputs) else ""
+    tokens = dict(named(part.x)).get(name)
+    if tokens is None or tokens.is_floating_point() or tokens.dtype == torch.uint8:
+        return None
+    return int(tokens.max())
 
 
 def groups_of(part: Part) -> Array | None:
@@ -340,18 +459,92 @@ def classes_in(labels: Tensor) -> Tensor:
     return torch.from_numpy(np.unique(labels.numpy()))
 
 
-def as_part(value: PartLike) -> Part:
+def as_part(value: PartLike, collate: Collate | None = None) -> Part:
     """A part made of a pair of arrays or a map-style `Dataset`; a `Part` is returned as it is."""
     if isinstance(value, Part):
         return value
     if isinstance(value, tuple) and len(value) == 2:
         return TensorPart(*value)
+    if isinstance(value, Mapping):
+        return _mapping_part(value)
+    if _gives_mappings(value):
+        return CollatedPart(value, collate)
     if isinstance(value, Dataset) or (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
         return DatasetPart(value)
     raise DataError(
         f"a part of the data is a {type(value).__name__}; give a pair (x, y) of arrays or tensors, "
         "a map-style Dataset, or an object with __len__, batch and labels"
     )
+
+
+def _mapping_part(arrays: Mapping[str, Any]) -> Part:
+    """The part of arrays by name, one of which holds the targets."""
+    name = next((name for name in LABELS if name in arrays), None)
+    if name is None:
+        raise DataError(f"a part of the data has {', '.join(arrays)}; its targets must be there too, as 'labels'")
+    return TensorPart({key: value for key, value in arrays.items() if key != name}, arrays[name])
+
+
+def _gives_mappings(value: Any) -> bool:
+    """Whether a data set's samples are mappings."""
+    try:
+        return len(value) > 0 and isinstance(value[0], Mapping)
+    except (TypeError, KeyError):  # no length, or no map-style data set
+        return False
+
+
+def stacked(items: list[Any]) -> dict[str, Tensor]:
+    """A batch of samples whose tensors of a name all have the same shape."""
+    made = {}
+    for name in items[0]:
+        rows = [as_tensor(item[name], name) for item in items]
+        if len({row.shape for row in rows}) > 1:
+            raise DataError(
+                f"samples of one batch differ in the shape of '{name}'; give a function that makes them equal: "
+                "az.Data(collate=transformers.DataCollatorWithPadding(tokenizer))"
+            )
+        made[name] = torch.stack(rows)
+    return made
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python; restore them afterwards."""
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def as_rows(values: Sequence[Any]) -> Tensor:
+    """A tensor with one row per value; rows of different lengths are filled up with -100.
+
+    >>> as_rows([[1, 2], [3]]).tolist()
+    [[1, 2], [3, -100]]
+    """
+    rows = [as_tensor(value, "labels") for value in values]
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
+
+
+def as_input(x: Any) -> Input:
+    """Tensors that share the memory of the arrays given if possible: one, or several by name."""
+    if not isinstance(x, Mapping | Inputs):
+        return as_images(as_tensor(x, "x"))
+    if not x:
+        raise DataError("x has no inputs; give at least one by name")
+    made = Inputs({name: as_images(as_tensor(value, f"x['{name}']")) for name, value in x.items()})
+    lengths = {name: len(tensor) for name, tensor in made.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the inputs have different numbers of samples: {lengths}; they must be equally many")
+    return made
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -397,6 +590,8 @@ def channel_statistics(part: Part, samples: int = 10_000) -> tuple[tuple[float, 
     """
     order = np.random.Generator(np.random.PCG64(derive("channel statistics", len(part)))).permutation(len(part))
     x, _ = part.batch(torch.from_numpy(np.sort(order[:samples])))
+    if isinstance(x, Inputs):
+        raise DataError(f"statistics per channel need uint8 images (N, C, H, W), not inputs by name: {', '.join(x)}")
     if x.dtype != torch.uint8 or x.ndim != 4:
         raise DataError(f"statistics per channel need uint8 images (N, C, H, W), not {x.dtype} of shape {_shape(x)}")
     histograms = [torch.bincount(channel.reshape(-1), minlength=256).double() for channel in x.unbind(1)]
@@ -417,7 +612,9 @@ def checksum_of(*parts: Part) -> str:
     for part in parts:
         if not isinstance(part, TensorPart):
             return ""
-        for array in (part.x.numpy(), part.y.numpy(), part.group):
+        if isinstance(part.x, Inputs):
+            digest.update(f"{part.x.keys()}".encode())
+        for array in (*(tensor.numpy() for tensor in tensors_in(part.x)), part.y.numpy(), part.group):
             digest.update(b"none" if array is None else f"{array.dtype}{array.shape}".encode())
             digest.update(b"" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -427,8 +624,8 @@ def _shape(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
-def _length_problems(x: Tensor, y: Tensor, group: Array | None) -> Sequence[str]:
-    if x.ndim == 0 or y.ndim == 0:
+def _length_problems(x: Input, y: Tensor, group: Array | None) -> Sequence[str]:
+    if y.ndim == 0 or any(tensor.ndim == 0 for tensor in tensors_in(x)):
         return ["x and y need a first axis that counts samples"]
     problems = []
     if len(x) != len(y):
@@ -441,14 +638,21 @@ def _length_problems(x: Tensor, y: Tensor, group: Array | None) -> Sequence[str]
 def _part_problems(parts: dict[str, Part]) -> list[str]:
     problems = [f"{name}: there are no samples" for name, part in parts.items() if len(part) == 0]
     tensors = {name: part for name, part in parts.items() if isinstance(part, TensorPart)}
-    problems += [f"{name}: x holds values that are not finite" for name, p in tensors.items() if not _finite(p.x)]
+    unsound = {name: not all(map(_finite, tensors_in(part.x))) for name, part in tensors.items()}
+    problems += [f"{name}: x holds values that are not finite" for name in tensors if unsound[name]]
     problems += [f"{name}: y holds values that are not finite" for name, p in tensors.items() if not _finite(p.y)]
     if problems or len(parts) < 2:
         return problems
-    shapes = {name: input_shape(part) for name, part in parts.items()}
+    shapes = {name: _sample_shape(part) for name, part in parts.items()}
     if len(set(shapes.values())) > 1:
         problems.append(f"the samples of the parts differ in shape: {shapes}; they must agree")
     return problems
+
+
+def _sample_shape(part: Part) -> tuple[Any, ...]:
+    """What the samples of two parts must have in common: the shape or, since texts differ in length, the names."""
+    x, _ = part.batch(torch.zeros(1, dtype=torch.int64))
+    return tuple(x) if isinstance(x, Inputs) else tuple(to_input(x).shape[1:])
 
 
 def _finite(x: Tensor) -> bool:
@@ -466,7 +670,8 @@ def _class_count(parts: dict[str, Part]) -> int | None:
     if any(y.is_floating_point() for y in labels):
         return None
     # If every token is predicted, the vocabulary covers inputs and targets together.
-    tokens = [p.x for p in parts.values() if isinstance(p, TensorPart) and p.x.shape == p.y.shape and p.y.ndim > 1]
+    whole = [(p.x, p.y) for p in parts.values() if isinstance(p, TensorPart) and isinstance(p.x, Tensor)]
+    tokens = [x for x, y in whole if x.shape == y.shape and y.ndim > 1]
     return 1 + max(int(y.max()) for y in [*labels, *tokens])
 
 
@@ -480,7 +685,10 @@ def _label_problems(parts: dict[str, Part], classes: int | None) -> list[str]:
         y = _labels_at_hand(part, classes)
         if y is None or y.is_floating_point():
             continue
-        low, high = int(y.min()), int(y.max())
+        counted = y[y != IGNORED] if y.ndim > 1 else y
+        if not counted.numel():
+            continue
+        low, high = int(counted.min()), int(counted.max())
         if low < 0 or high >= classes:
             problems.append(
                 f"{name}: labels run from {low} to {high}; allowed with {classes} classes: 0 to {classes - 1}"

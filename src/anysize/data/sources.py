@@ -26,7 +26,7 @@ from anysize import interrupts
 from anysize.config.options import defaults as defaults_of
 from anysize.config.options import option_problems, received, writable
 from anysize.config.own_code import by_name
-from anysize.data import files
+from anysize.data import files, hub
 from anysize.data.files import Arrays
 from anysize.data.parts import Array, Data, Part, Share, TensorPart, channel_statistics
 from anysize.data.pictures import pictures
@@ -88,11 +88,13 @@ DOMAINNET_CLASSES = (
     "zebra",
 )
 
+_HF = "hf:"
+
 DeviceLoader = Callable[..., Share]
 """Returns the share of one device; called with the device."""
 
 
-def load(name: str, options: Mapping[str, Any] | None = None) -> Data | DeviceLoader:
+def load(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Data | DeviceLoader:
     """The data set of that name, or what a user's function returns.
 
     A function `load(**options)` returns the whole data set, which is then split among the clients. A function
@@ -100,17 +102,21 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> Data | DeviceLo
     here, but returned with its options filled in.
 
     Args:
-        name: a name from `datasets()`, the NAME of a file NAME.npz, or "package.module:function".
+        name: a name from `datasets()`, the NAME of a file NAME.npz, "package.module:function", or "hf:..." for a set
+            of the package `datasets`.
         options: keyword arguments of the source.
+        folder: that of the experiment file, where the path of a set of `datasets` begins.
 
     >>> data = load("digits")
     >>> len(data.train), len(data.test), data.input_shape, data.classes
     (1438, 359, (1, 8, 8), 10)
     """
     source, options = _source(name), options or {}
-    if ":" in name:
+    if name.startswith(_HF):
+        source = partial(source, folder=folder)
+    elif ":" in name:
         return from_function(name, source, options)
-    problems = option_problems(f"data set '{name}'", source, options)
+    problems = option_problems(f"data set '{name}'", source, options, given=["folder"])
     if problems:
         raise DataError("\n".join(problems))
     data: Data = source(**received(defaults_of(source), options))
@@ -125,7 +131,7 @@ def defaults(name: str) -> dict[str, Any]:
     """
     source = _source(name)
     # A file that states the number of classes spares looking for them in the devices' data: an answer of its own.
-    given = ("device", "classes") if _per_device(source) else ()
+    given = ("device", "classes") if _per_device(source) else ("folder",)
     return {option: value for option, value in writable(defaults_of(source)).items() if option not in given}
 
 
@@ -435,6 +441,8 @@ def _pairs(digits: Arrays, which: str, count: int) -> Arrays:
 
 def _source(name: str) -> Callable[..., Any]:
     """The function that gives the data set of that name."""
+    if name.startswith(_HF):
+        return partial(hub.hf, name.removeprefix(_HF))
     if ":" in name:
         return _function(name, by_name(name, "data set", _SOURCES))
     if name in _SOURCES:
@@ -516,7 +524,7 @@ def _part(arrays: Arrays, which: str) -> TensorPart:
 
 
 def _is_image(part: TensorPart) -> bool:
-    return part.x.dtype == torch.uint8 and part.x.ndim == 4 and len(part) > 0
+    return isinstance(part.x, torch.Tensor) and part.x.dtype == torch.uint8 and part.x.ndim == 4 and len(part) > 0
 
 
 def _with_test(arrays: Arrays, fraction: float) -> Arrays:
@@ -543,7 +551,7 @@ def _domain(name: str, part: Part, size: int, limit: int | None) -> Arrays:
         rng = np.random.Generator(np.random.PCG64(derive("domain", name, len(part))))
         index = np.sort(rng.permutation(len(part))[:limit])
     x, y = part.batch(torch.from_numpy(index))
-    if x.dtype != torch.uint8 or x.ndim != 4:
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.uint8 or x.ndim != 4:
         raise DataError(f"digits-domains: '{name}' does not hold uint8 images")
     resized = torch.cat([_resized(block, size) for block in torch.split(x, 4096)])
     colour = resized.expand(-1, 3, -1, -1) if resized.shape[1] == 1 else resized

@@ -12,7 +12,9 @@ from anysize.data import Part, Share, SubsetPart, from_function, to_input
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.errors import ConfigError, DataError
 from anysize.experiment.signature import Signature
+from anysize.inputs import Inputs, named, tensors_in
 from anysize.rng import generator
+from anysize.tasks import IGNORED
 
 
 def own_share(device: DeviceConfig, config: ExperimentConfig, signature: Signature) -> Share:
@@ -69,6 +71,10 @@ def unfit(part: Part, signature: Signature) -> list[str]:
     if len(part) == 0:
         return ["there are no samples"]
     x, y = part.batch(torch.zeros(1, dtype=torch.int64))
+    if isinstance(x, Inputs) or signature.names is not None:
+        given, wanted = [name for name, _ in named(x)], signature.names or ["one without a name"]
+        same = sorted(given) == sorted(wanted)
+        return _values(part, signature, False) if same else [f"its inputs are {given}; the network takes {wanted}"]
     shape, tokens = tuple(to_input(x).shape[1:]), not to_input(x).is_floating_point()
     problems = []
     if shape != signature.input_shape:
@@ -88,11 +94,12 @@ def _values(part: Part, signature: Signature, tokens: bool) -> list[str]:
     problems: dict[str, None] = {}
     for index in torch.split(torch.arange(len(part)), _AT_ONCE):
         x, y = part.batch(index)
-        for name, values in (("inputs", x), ("targets", y)):
+        for name, values in (*(("inputs", one) for one in tensors_in(x)), ("targets", y)):
             if values.is_floating_point() and not bool(values.isfinite().all()):
                 problems[f"{name} hold values that are not finite"] = None
         known = signature.classes
-        for name, values in (("classes", y), *((("tokens", x),) if tokens and signature.target_shape else ())):
+        read = tensors_in(x) if tokens and signature.target_shape else ()
+        for name, values in (("classes", y), *(("tokens", one) for one in read)):
             outside = known is not None and not values.is_floating_point() and not _within(values, known)
             if outside:
                 problems[f"{name} lie outside 0 to {(known or 0) - 1}, which the network knows"] = None
@@ -103,7 +110,8 @@ _AT_ONCE = 512  # samples that are checked together
 
 
 def _within(values: Any, count: int) -> bool:
-    return int(values.min()) >= 0 and int(values.max()) < count
+    counted = values[values != IGNORED] if values.dim() > 1 else values
+    return not counted.numel() or (int(counted.min()) >= 0 and int(counted.max()) < count)
 
 
 def check_limits(device: DeviceConfig) -> Limits:

@@ -35,6 +35,7 @@ from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.forward import Run, run, stored
 from anysize.elastic.tracing.sizes import Extent, SizeNote, Unequal, attributes_in, evaluate
 from anysize.elastic.tracing.tracer import Heads, Tracer, line_of
+from anysize.elastic.tracing.values import on_meta
 from anysize.errors import ModelError, unknown
 
 Width = float | Mapping[str, float | int | Sequence[int]]
@@ -598,7 +599,7 @@ def _assemble(
 
 def _remembered(part: Tensor) -> Tensor:
     """An input as the trace used it: of floating-point numbers only the shape and type, of others the values too."""
-    return torch.empty_like(part, device="meta") if part.is_floating_point() else part.detach().clone()
+    return on_meta(part) if part.is_floating_point() or part.is_meta else part.detach().clone()
 
 
 def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from anysize.inputs import Input, mapped
 
-def fast(x: Tensor) -> Tensor:
+
+def fast(x: Input) -> Any:
     """The same inputs; images in the memory layout that is fast on a CPU."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return mapped(x, lambda one: one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one)
 
 
 def layout(module: nn.Module) -> nn.Module:

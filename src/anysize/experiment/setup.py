@@ -21,7 +21,7 @@ from anysize.config.files import from_dict
 from anysize.config.own_code import look_in
 from anysize.config.tables import ExperimentConfig, TricksConfig
 from anysize.cost.count import Cost, measure
-from anysize.data import Data, DeviceShares, RemoteShares, Share, Shares, SubsetPart, to_input
+from anysize.data import Data, DeviceShares, RemoteShares, Share, Shares, SubsetPart, largest_token, to_input
 from anysize.devices.fleet import Fleet, make_fleet, open_fleet
 from anysize.elastic.axes import Axes, trace
 from anysize.elastic.depth import Stage, stages
@@ -30,6 +30,7 @@ from anysize.elastic.skeleton import hollow, tensors_of
 from anysize.errors import AnysizeError, ConfigError, DataError, told, unknown
 from anysize.experiment.signature import Known, Signature, declared
 from anysize.experiment.weights import with_frozen, with_weights
+from anysize.inputs import Inputs, named, tensors_in
 from anysize.methods import Method, make, name_of
 from anysize.methods.context import Context, Proxy
 from anysize.methods.size import Size
@@ -202,7 +203,7 @@ class Setup:
         self._refuse_missing("data")
         if self.config.own_data:
             return None
-        return data_sets.load(self.config.data.name, self.config.data.options)
+        return data_sets.load(self.config.data.name, self.config.data.options, self.config.folder)
 
     @property
     def data(self) -> Data | None:
@@ -214,7 +215,7 @@ class Setup:
         """The data set with the server's test data; None if the server has none."""
         if self.config.data.test is None:
             return self.data
-        found = data_sets.load(self.config.data.test)
+        found = data_sets.load(self.config.data.test, folder=self.config.folder)
         if not isinstance(found, Data):
             raise ConfigError(f"data.test: '{self.config.data.test}' returns one device's share; name a whole data set")
         return found
@@ -265,7 +266,9 @@ class Setup:
         if self.source is None and self.tested is None:
             return declared(self.config, self.task)
         data = self.tested or self._first_devices()
-        x, y = data.train.batch(torch.zeros(1, dtype=torch.int64))
+        # Texts differ in length: the longest says what a batch costs at most.
+        x, y = data.train.batch(torch.tensor([getattr(data.train, "longest", 0)]))
+        x = to_input(x)
         normalize = self.config.data.normalize
         if normalize and data.mean is None:
             raise ConfigError(
@@ -274,12 +277,14 @@ class Setup:
         wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
         # In a multi-label target every entry is a separate class; without a class axis every entry is a number.
         one_each = self.task.class_axis is None or isinstance(self.task, MultiLabel)
-        classes = self.config.task.classes or data.classes
+        classes = self.config.task.classes or self._logits() or data.classes
         if classes is not None and data.classes is not None and classes < data.classes:
-            raise ConfigError(f"task.classes: given {classes}, but the data has {data.classes}; leave it out")
+            what = "task.classes: given" if self.config.task.classes else "model: it has logits for"
+            raise ConfigError(f"{what} {classes}, but the data has {data.classes} classes; give at least as many")
+        inputs = [(name, tuple(t.shape[1:]), not t.is_floating_point()) for name, t in named(x)]
         return Signature(
-            input_shape=tuple(self.config.model.input or data.input_shape),
-            tokens=not to_input(x).is_floating_point(),
+            input_shape=tuple(self.config.model.input or inputs[0][1]),
+            tokens=any(tokens for _, _, tokens in inputs),
             target_shape=tuple(y.shape[1:]),
             labels=not y.is_floating_point(),
             outputs=y[0].numel() if one_each else classes or data.outputs,
@@ -287,7 +292,16 @@ class Setup:
             class_names=data.class_names,
             mean=data.mean if wanted else None,
             std=data.std if wanted else None,
+            inputs=tuple(inputs) if isinstance(x, Inputs) else None,
         )
+
+    def _logits(self) -> int | None:
+        """How many classes or tokens the network has logits for, if it says so before it is built."""
+        live = self._own_model()
+        if live is not None:
+            return models.logits_of(live)
+        config = self.config.model
+        return models.logits(config.name, config.options, self.task, self.config.folder)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -297,13 +311,32 @@ class Setup:
         if live is None:
             self._refuse_missing("model")
         network = live or models.build(
-            config.name, about.input_shape, about.outputs, config.options, seed=self.config.seed
+            config.name,
+            about.input_shape,
+            about.outputs,
+            config.options,
+            seed=self.config.seed,
+            task=self.task,
+            folder=self.config.folder,
+            bare=self._known is not None,
         )
+        network = models.keyed(network, about.names)
+        if self._known is None and self.data is not None:
+            self._refuse_unknown_tokens(network, self.data)
         if about.mean is not None:
             network = models.normalized(network, about.mean, about.std)
         if config.weights is not None and self._known is None:  # a finished run's weights are in its checkpoint
             network = with_weights(network, (self.config.folder or Path()) / config.weights)
         return with_frozen(network, config.frozen)
+
+    def _refuse_unknown_tokens(self, network: nn.Module, data: Data) -> None:
+        """Raise an error if the data has tokens that the network has no embedding for."""
+        rows, largest = models.vocabulary(network), largest_token(data.train)
+        if rows is not None and largest is not None and largest >= rows:
+            raise DataError(
+                f"the data has the token {largest}, the network embeddings for 0 to {rows - 1}; use the tokenizer that "
+                "belongs to the network, or a network with a larger vocabulary (vocab_size)"
+            )
 
     @property
     def tricks(self) -> Tricks:
@@ -376,7 +409,7 @@ class Setup:
             scarce_activations=limits_activations(self.config.devices),
             seed=self.config.seed,
             initial=self._template[1],
-            pretrained=self._pretrained or self.config.model.weights is not None,
+            pretrained=self._starts_learned,
             stages=self.stages,
             proxy=self._proxy(),
             table=table,
@@ -392,7 +425,7 @@ class Setup:
         if self._keeps_statistics not in self._traced:
             self._traced[self._keeps_statistics] = trace(
                 self._template[0],
-                self.signature.example(2),
+                tensors_in(self.signature.example(2)),
                 keep=config.keep,
                 heads=config.heads,
                 class_axis=self.task.class_axis,
@@ -432,6 +465,13 @@ class Setup:
     @cached_property
     def _narrowed(self) -> dict[bool, dict[tuple[float, int | None], nn.Module]]:
         return {}  # narrowed once for all contexts of this experiment, with running statistics or without
+
+    @property
+    def _starts_learned(self) -> bool:
+        """Whether the first weights were learned elsewhere."""
+        config = self.config.model
+        by_name = self._own_model() is None and models.learned(config.name, config.options, self.config.folder)
+        return self._pretrained or config.weights is not None or by_name
 
     def _own_parts(self) -> list[str]:
         """The user's code in the experiment: named "module:attribute", or live."""

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from anysize.config.tables import ExperimentConfig
+from anysize.elastic.tracing.values import on_meta
 from anysize.errors import ConfigError
+from anysize.inputs import Inputs
 from anysize.methods.size import Size
 from anysize.tasks import MultiLabel, NextToken, Task
 from anysize.wire import Json
@@ -30,6 +32,8 @@ class Signature:
         class_names: their names, or None.
         mean: per channel, of inputs in [0, 1]; None for no normalisation.
         std: likewise.
+        inputs: if a network has several inputs by name: of each its name, the shape of one sample, and whether it holds
+            integers; `input_shape` is then the shape of the first.
     """
 
     input_shape: tuple[int, ...]
@@ -41,23 +45,47 @@ class Signature:
     class_names: tuple[str, ...] | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    inputs: tuple[tuple[str, tuple[int, ...], bool], ...] | None = None
 
-    def example(self, count: int) -> Tensor:
-        """An input batch of zeros, on the meta device."""
-        kind = torch.int64 if self.tokens else torch.float32
-        return torch.zeros(count, *self.input_shape, dtype=kind, device="meta")
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the inputs; None if there is one without a name."""
+        return None if self.inputs is None else [name for name, _, _ in self.inputs]
+
+    def example(self, count: int) -> Any:
+        """An input batch on the meta device: a tensor, or `Inputs` if they have names.
+
+        Networks read the integers among named inputs, such as masks of padding, so their values are known.
+        """
+        if self.inputs is None:
+            kind = torch.int64 if self.tokens else torch.float32
+            return torch.zeros(count, *self.input_shape, dtype=kind, device="meta")
+        return Inputs({name: _blank(name, (count, *shape), tokens) for name, shape, tokens in self.inputs})
 
     def to_json(self) -> Json:
         """The signature as JSON; `from_json` is the inverse."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        given = {name: value for name, value in asdict(self).items() if name != "inputs" or value is not None}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     @classmethod
     def from_json(cls, values: Json) -> Signature:
         """The signature that `to_json` wrote."""
-        made: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
+        made: dict[str, Any] = {key: _tupled(value) for key, value in values.items()}
         return cls(**made)
+
+
+def _blank(name: str, shape: tuple[int, ...], tokens: bool) -> Tensor:
+    """A named input on the meta device; a mask of padding hides the last position."""
+    if not tokens:
+        return torch.zeros(shape, device="meta")
+    values = torch.ones(shape, dtype=torch.int64)
+    if name.endswith("mask") and len(shape) > 1 and shape[-1] > 1:
+        values[..., -1] = 0
+    return on_meta(values)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

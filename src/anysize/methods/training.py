@@ -61,7 +61,8 @@ class Tricks:
 class Batch(NamedTuple):
     """What the network receives, and what it should answer."""
 
-    x: Tensor
+    x: Any
+    """A tensor, or `anysize.inputs.Inputs` if the network has several inputs by name."""
     y: Tensor
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from anysize.config.options import defaults as defaults_of
 from anysize.config.options import option_problems, received, writable
 from anysize.config.own_code import by_name
 from anysize.errors import ModelError
-from anysize.models import attention, convolutional, dense, recurrent, residual
+from anysize.models import attention, convolutional, dense, hub, recurrent, residual
 from anysize.rng import derive
+from anysize.tasks import Classification, Task
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": convolutional.alexnet,
@@ -45,6 +47,9 @@ def build(
     options: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
+    task: Task | None = None,
+    folder: Path | None = None,
+    bare: bool = False,
 ) -> nn.Module:
     """The network of that name for inputs of `input_shape`, its weights drawn from `seed` alone.
 
@@ -52,11 +57,14 @@ def build(
     these names.
 
     Args:
-        name: a name from `models()`, or "package.module:function".
+        name: a name from `models()`, "package.module:function", or "hf:...", "timm:...", "torchvision:...".
         input_shape: the shape of one sample: (C, H, W), (T,) for tokens, anything for `mlp`.
         classes: how many logits the network returns.
         options: keyword arguments of the network.
         seed: the seed of the first weights. The global generator is left as it was.
+        task: what is learned, which says what head a network of transformers has; by default classification.
+        folder: where a relative path in the name begins.
+        bare: whether only the structure matters, so that learned weights need not be read.
 
     >>> net = build("mlp", (1, 8, 8), 10, {"hidden": [32]})
     >>> net(torch.zeros(2, 1, 8, 8)).shape
@@ -64,10 +72,12 @@ def build(
     """
     function = _function(name)
     options = received(defaults_of(function), options or {})
-    problems = option_problems(f"model '{name}'", function, options, _GIVEN)
+    given: dict[str, Any] = {"input_shape": tuple(input_shape), "classes": classes}
+    if hub.function(name) is not None:
+        given |= {"task": task or Classification(), "folder": folder, "bare": bare}
+    problems = option_problems(f"model '{name}'", function, options, given)
     if problems:
         raise ModelError("\n".join(problems))
-    given = {"input_shape": tuple(input_shape), "classes": classes}
     wanted = inspect.signature(function).parameters
     filled = {key: value for key, value in given.items() if key in wanted} | options
     # Layers draw their weights from the global generator; it gets a derived seed here and is then restored.
@@ -86,7 +96,7 @@ def defaults(name: str) -> dict[str, Any]:
     {'hidden': [256, 128]}
     """
     found = writable(defaults_of(_function(name)))
-    return {option: value for option, value in found.items() if option not in _GIVEN}
+    return {} if hub.function(name) else {option: value for option, value in found.items() if option not in _GIVEN}
 
 
 def models() -> list[tuple[str, str]]:
@@ -100,7 +110,7 @@ def models() -> list[tuple[str, str]]:
 
 def _function(name: str) -> Callable[..., Any]:
     """The function that builds the network of that name."""
-    function = _MODELS[name] if name in _MODELS else by_name(name, "model", _MODELS)
+    function = _MODELS.get(name) or hub.function(name) or by_name(name, "model", _MODELS)
     if not callable(function):
         raise ModelError(
             f"model '{name}' is a {type(function).__name__}; it must be a function that gives an nn.Module"

@@ -32,6 +32,7 @@ from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry, Extras, Judge, Precision
 from anysize.methods.capabilities import Factored, Mixture, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
+from anysize.models import plain
 from anysize.records import checkpoint as checkpoints
 from anysize.records.directory import saved_config
 from anysize.records.events import by_round_and_size, history
@@ -164,9 +165,13 @@ class Run:
         if budget is not None:
             chosen = self.fitting(budget)
         chosen = self._robust(chosen, robustness)
-        context, method = self.experiment.context, self.experiment.method
+        return plain(self._cut(chosen))
+
+    def _cut(self, size: Size) -> nn.Module:
+        """The finished network of a size, as a module of one input."""
         with one_thread():
-            return finished(context, method, self.state, chosen, self._statistics([chosen]))
+            known = self._statistics([size])
+            return finished(self.experiment.context, self.experiment.method, self.state, size, known)
 
     def bundle(
         self,
@@ -198,7 +203,7 @@ class Run:
             Entry(
                 label=size.label,
                 width=size.width,
-                networks={value: self.customize(size.label, robustness=value) for value in values},
+                networks={value: self._cut(self._robust(size, value)) for value in values},
                 mixes=levels is not None and levels.mixes,
                 products=method.products(context, self.state, size) if isinstance(method, Factored) else {},
             )

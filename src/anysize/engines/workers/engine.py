@@ -31,6 +31,7 @@ from anysize.engines.workers.pool import Process, WorkerPool
 from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment
+from anysize.inputs import named
 from anysize.methods.messages import SubModel, Update
 from anysize.profiling import stage
 from anysize.tasks import Sums
@@ -319,10 +320,10 @@ def described(experiment: Experiment, home: Path) -> Json:
     part = _tensor_part(experiment)
     data: Json | None = None
     if part is not None and experiment.data is not None:
-        arrays = {"x": part.x.contiguous(), "y": part.y.contiguous()}
+        arrays = _arrays(part, "")
         test = experiment.data.test
         if isinstance(test, TensorPart):
-            arrays |= {"test x": test.x.contiguous(), "test y": test.y.contiguous()}
+            arrays |= _arrays(test, "test ")
         path = home / "data"
         layout, _ = shared.put(arrays, shared.create(path, shared.space(arrays)))
         group = None if part.group is None else part.group.tolist()
@@ -334,6 +335,12 @@ def described(experiment: Experiment, home: Path) -> Json:
         "brief": Brief.of(experiment).to_json(),
         "data": data,
     }
+
+
+def _arrays(part: TensorPart, prefix: str) -> dict[str, Tensor]:
+    """A part's tensors; several inputs have their names in the tensors' names."""
+    inputs = {f"{prefix}x {name}".rstrip(): tensor.contiguous() for name, tensor in named(part.x)}
+    return inputs | {f"{prefix}y": part.y.contiguous()}
 
 
 def _tensor_part(experiment: Experiment) -> TensorPart | None:

@@ -23,9 +23,10 @@ from anysize.engines.workers import shared_memory as shared
 from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.inputs import Input, Inputs
 from anysize.methods.messages import SubModel, Ticket
 from anysize.methods.size import Size
-from anysize.wire import Json, dump
+from anysize.wire import Json, Tensors, dump, under
 
 
 def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
@@ -114,9 +115,15 @@ def experiment_of(hello: Json) -> Experiment:
 def shared_data(about: Json) -> Data:
     """The data as views of shared memory."""
     tensors = shared.get(about["layout"], shared.attach(Path(about["file"])))
-    part = TensorPart(tensors["x"], tensors["y"], about["group"])
-    test = TensorPart(tensors["test x"], tensors["test y"]) if "test x" in tensors else None
+    part = TensorPart(_inputs(tensors, ""), tensors["y"], about["group"])
+    test = TensorPart(_inputs(tensors, "test "), tensors["test y"]) if "test y" in tensors else None
     return Data(train=part, test=test, classes=about["classes"], checksum=about["checksum"])
+
+
+def _inputs(tensors: Tensors, prefix: str) -> Input:
+    """A part's inputs, one without a name or several by name."""
+    named = under(f"{prefix}x ", tensors)
+    return Inputs(named) if named else tensors[f"{prefix}x"]
 
 
 def failure(error: Exception) -> bytes:

@@ -1,0 +1,199 @@
+"""Networks of other packages by name: "hf:..." (transformers), "timm:..." and "torchvision:...".
+
+What follows "hf:" is a folder that `save_pretrained` wrote, a type of network such as "bert", whose configuration the
+options give, or a name on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anysize.config.packages import load
+from anysize.errors import ModelError, unknown
+from anysize.tasks import CausalLM, MaskedLM, NextToken, Seq2SeqLM, Task, TokenClassification
+
+_HEADS: tuple[tuple[type[Task], tuple[str, ...]], ...] = (
+    (TokenClassification, ("AutoModelForTokenClassification",)),
+    (MaskedLM, ("AutoModelForMaskedLM",)),
+    (CausalLM, ("AutoModelForCausalLM",)),
+    (Seq2SeqLM, ("AutoModelForSeq2SeqLM",)),
+    (NextToken, ("AutoModelForCausalLM",)),
+    (
+        Task,
+        ("AutoModelForSequenceClassification", "AutoModelForImageClassification", "AutoModelForAudioClassification"),
+    ),
+)
+"""The classes of transformers that have the head for a task; the first row that fits counts."""
+
+
+def function(name: str) -> Callable[..., nn.Module] | None:
+    """The function that builds the network of that name; None if the name is not one of another package."""
+    package, _, source = name.partition(":")
+    return partial(_MAKERS[package], source) if package in _MAKERS and source else None
+
+
+def hf(
+    source: str,
+    input_shape: Sequence[int],
+    classes: int,
+    task: Task,
+    folder: Path | None = None,
+    bare: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """A network of transformers with the head that the task needs.
+
+    Args:
+        source: a folder, a type of network, or a name on the hub.
+        input_shape: of one sample.
+        classes: how many classes there are.
+        task: what is learned; it says which head.
+        folder: where a relative path begins.
+        bare: whether only the structure matters, so that learned weights need not be read.
+        options: of the configuration, such as hidden_size.
+    """
+    config = hf_config(source, task, folder, options, classes)
+    fitted = {"image_size": input_shape[-1], "num_channels": input_shape[0]} if len(input_shape) == 3 else {}
+    for key, value in fitted.items():
+        if key not in options and hasattr(config, key) and is_type(source, folder):
+            setattr(config, key, value)
+    head = _head(source, config, task)
+    if bare or is_type(source, folder):
+        network: nn.Module = head.from_config(config, dtype=torch.float32)
+        return network
+    place = _folder(source, folder) or source
+    with _explained(source):
+        network = head.from_pretrained(place, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+    return network
+
+
+def hf_config(
+    source: str, task: Task, folder: Path | None, options: Mapping[str, Any], classes: int | None = None
+) -> Any:
+    """The configuration of a network of transformers, with the options in it."""
+    library = load("transformers", f"model 'hf:{source}'")
+    place = _folder(source, folder)
+    if place is None and source in library.CONFIG_MAPPING:
+        config = library.AutoConfig.for_model(source)
+    else:
+        with _explained(source):
+            config = library.AutoConfig.from_pretrained(place or source)
+    strange = [key for key in options if not hasattr(config, key)]
+    if strange:
+        known = sorted(key for key in config.to_dict() if not key.startswith("_"))
+        raise ModelError("; ".join(unknown(f"option of model 'hf:{source}'", key, known) for key in strange))
+    chosen = dict(options)
+    if classes is not None and "num_labels" not in options and _counts_labels(task):
+        chosen["num_labels"] = classes
+    if place is None and source in library.CONFIG_MAPPING:
+        return library.AutoConfig.for_model(source, **chosen)
+    for key, value in chosen.items():
+        setattr(config, key, value)
+    return config
+
+
+def timm(source: str, input_shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
+    """A network of timm.
+
+    Args:
+        source: its name there.
+        input_shape: (C, H, W).
+        classes: how many logits it returns.
+        options: of timm.create_model.
+    """
+    library = load("timm", f"model 'timm:{source}'")
+    if source.split(".")[0] not in library.list_models():
+        raise ModelError(unknown("model of timm", source, library.list_models()))
+    network: nn.Module = library.create_model(source, **{"num_classes": classes, "in_chans": input_shape[0]} | options)
+    return network
+
+
+def torchvision(source: str, input_shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
+    """A network of torchvision.
+
+    Args:
+        source: its name there.
+        input_shape: (3, H, W).
+        classes: how many logits it returns.
+        options: of torchvision.models.get_model.
+    """
+    library = load("torchvision", f"model 'torchvision:{source}'").models
+    if source not in library.list_models():
+        raise ModelError(unknown("model of torchvision", source, library.list_models()))
+    if input_shape[0] != 3:
+        raise ModelError(f"model 'torchvision:{source}' takes images of 3 channels; the data has {input_shape[0]}")
+    network: nn.Module = library.get_model(source, **{"weights": None, "num_classes": classes} | options)
+    return network
+
+
+_MAKERS: dict[str, Callable[..., nn.Module]] = {"hf": hf, "timm": timm, "torchvision": torchvision}
+
+
+def learned(name: str, options: Mapping[str, Any], folder: Path | None) -> bool:
+    """Whether the network of that name comes with weights that were learned."""
+    package, _, source = name.partition(":")
+    if package == "hf":
+        return not is_type(source, folder)
+    return package in _MAKERS and bool(options.get("pretrained") or options.get("weights"))
+
+
+def logits(name: str, options: Mapping[str, Any], task: Task, folder: Path | None = None) -> int | None:
+    """How many classes or tokens the network of that name has logits for; None if as many as the data has classes."""
+    package, _, source = name.partition(":")
+    if package != "hf":
+        return None
+    if _counts_labels(task):
+        return options.get("num_labels")
+    return int(hf_config(source, task, folder, options).get_text_config().vocab_size)
+
+
+def is_type(source: str, folder: Path | None) -> bool:
+    """Whether a name is a type of network in transformers, such as "bert", and no folder of the same name exists."""
+    return _folder(source, folder) is None and source in load("transformers", f"model 'hf:{source}'").CONFIG_MAPPING
+
+
+def _counts_labels(task: Task) -> bool:
+    """Whether a head counts classes rather than tokens."""
+    return not isinstance(task, NextToken) or isinstance(task, TokenClassification)
+
+
+def _folder(source: str, folder: Path | None) -> Path | None:
+    """The folder of that name, seen from the experiment file or from here; None if there is none."""
+    places = [(folder or Path()) / source, Path(source)]
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def _head(source: str, config: Any, task: Task) -> Any:
+    """The class of transformers that builds the network of a configuration with the head for a task."""
+    library = load("transformers", f"model 'hf:{source}'")
+    names = next(names for kind, names in _HEADS if isinstance(task, kind))
+    heads = [getattr(library, name) for name in names]
+    fitting = [head for head in heads if type(config) in head._model_mapping]
+    if not fitting:
+        wanted = " or ".join(names)
+        raise ModelError(f"model 'hf:{source}': {type(config).__name__} has no {wanted}, which this task needs")
+    return fitting[0]
+
+
+class _explained:
+    """Turns what transformers raises where it finds no such network into one line."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError | ValueError):
+            reason = str(error).strip().split("\n", 1)[0]
+            raise ModelError(
+                f"model 'hf:{self._source}': there is no such folder with a config.json here, no such type of network "
+                f"in transformers, and the hub did not give it ({reason})"
+            ) from None

@@ -1,0 +1,439 @@
+"""Networks of transformers and data of `datasets` as they come; no test needs a network connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anysize as az
+from anysize.client.objectives import make_objective
+from anysize.config import packages
+from anysize.data import CollatedPart, load
+from anysize.errors import AnysizeError, ConfigError, DataError, ModelError
+from anysize.inputs import Inputs
+from anysize.methods.training import Batch, Tricks
+from anysize.models import build, keyed
+from anysize.tasks import task as named_task
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+tokenizers = pytest.importorskip("tokenizers")
+packages.load_torchvision()
+
+import transformers  # noqa: E402 - after the operators that it asks of torchvision
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "very", "a", "not", "plot", "we", "saw"]
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "vocab_size": 24,
+}
+GPT: dict[str, Any] = {"vocab_size": 24, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT |= {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+T5: dict[str, Any] = {"vocab_size": 24, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0}
+
+
+def tokenizer() -> Any:
+    """A tokenizer of a few words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", **special)
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    """Reviews of a few words, good or bad."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for place in range(count):
+        middle = [WORDS[word] for word in rng.integers(7, len(WORDS), rng.integers(1, 7))]
+        rows.append({"text": " ".join([WORDS[5 + place % 2], *middle]), "label": place % 2, "writer": f"w{place % 4}"})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer and reviews."""
+    home = tmp_path_factory.mktemp("hf")
+    tokenizer().save_pretrained(home / "words")
+    (home / "reviews").mkdir()
+    for split, count in (("train", 48), ("test", 16)):
+        lines = "\n".join(json.dumps(row) for row in texts(count))
+        (home / "reviews" / f"{split}.jsonl").write_text(lines)
+    return home
+
+
+def bert(head: str = "SequenceClassification", **options: Any) -> Any:
+    torch.manual_seed(0)
+    return getattr(transformers, f"Bert{'For' + head}")(transformers.BertConfig(**SMALL | options))
+
+
+def encoded(count: int = 64) -> list[dict[str, Any]]:
+    """Tokenized reviews of different lengths, as dicts."""
+    tokens = tokenizer()
+    return [{**tokens(row["text"]), "label": row["label"]} for row in texts(count)]
+
+
+def live(**options: Any) -> dict[str, Any]:
+    """An experiment on live objects: a classifier of reviews."""
+    rows = encoded()
+    data = az.Data(rows[:48], rows[48:], collate=transformers.DataCollatorWithPadding(tokenizer()))
+    small: dict[str, Any] = {"clients": 4, "method": "heterofl", "rounds": 1, "engine": "inprocess"}
+    small |= {"training": {"batch_size": 8}, "devices": {"capacities": [0.5, 1.0]}}
+    return {"data": data, "model": bert(), **small, **options}
+
+
+def experiment_file(folder: Path, **tables: Any) -> dict[str, Any]:
+    """The same experiment with names alone."""
+    options = {"text": "text", "label": "label", "tokenizer": str(folder / "words"), "length": 16}
+    made = {
+        "rounds": 1,
+        "data": {"name": f"hf:{folder / 'reviews'}", "clients": 4, "options": options},
+        "model": {"name": "hf:bert", "options": SMALL},
+        "method": {"name": "heterofl"},
+        "devices": {"capacities": [0.5, 1.0]},
+        "training": {"batch_size": 8},
+    }
+    return {**made, **tables}
+
+
+# Our step is transformers' own
+
+
+def batches() -> dict[str, tuple[Any, dict[str, torch.Tensor]]]:
+    """A network and a batch with labels for each task."""
+    torch.manual_seed(0)
+    ids = torch.randint(5, 20, (3, 9))
+    mask = (torch.arange(9) < torch.tensor([[9], [5], [7]])).long()
+    padded = torch.where(mask > 0, ids, -100)
+    some = torch.where(torch.rand(3, 9) < 0.4, ids, -100)
+    decoder = torch.cat([torch.zeros(3, 1, dtype=torch.long), ids[:, :-1]], 1)
+    text = {"input_ids": ids, "attention_mask": mask}
+    config = transformers.T5Config(**T5, dropout_rate=0.0)
+    return {
+        "classification": (bert(num_labels=3), {**text, "labels": torch.tensor([0, 2, 1])}),
+        "token-classification": (bert("TokenClassification", num_labels=24), {**text, "labels": some}),
+        "masked-lm": (bert("MaskedLM"), {**text, "labels": some}),
+        "causal-lm": (transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT)), {**text, "labels": padded}),
+        "seq2seq-lm": (
+            transformers.T5ForConditionalGeneration(config),
+            {**text, "decoder_input_ids": decoder, "labels": padded},
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["classification", "token-classification", "masked-lm", "causal-lm", "seq2seq-lm"])
+def test_the_loss_and_gradients_of_a_step_are_those_of_transformers_itself(name: str) -> None:
+    network, batch = batches()[name]
+    network.eval()
+    theirs = network(**batch).loss
+    wanted = torch.autograd.grad(theirs, list(network.parameters()), allow_unused=True)
+    x = Inputs({key: value for key, value in batch.items() if key != "labels"})
+    objective = make_objective(named_task(name), Tricks(), None)
+    ours = objective(keyed(network, x.keys()), Batch(x, batch["labels"]))
+    found = torch.autograd.grad(ours, list(network.parameters()), allow_unused=True)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    for mine, other in zip(found, wanted, strict=True):
+        assert (mine is None) == (other is None)
+        assert mine is None or torch.allclose(mine, other, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["token-classification", "masked-lm", "causal-lm", "seq2seq-lm"])
+def test_a_batch_without_a_single_target_gives_no_loss_and_no_gradient(name: str) -> None:
+    output = torch.randn(2, 5, 7, requires_grad=True)
+    loss = named_task(name).loss(output, torch.full((2, 5), -100))
+    loss.backward()
+    assert loss.item() == 0
+    assert not output.grad.any()
+
+
+def test_metrics_per_token_leave_out_what_does_not_count() -> None:
+    output = nn.functional.one_hot(torch.tensor([[1, 2, 0, 0]]), 4).float() * 9
+    target = torch.tensor([[1, 3, -100, -100]])
+    sums = named_task("token-classification").sums(output, target)
+    assert sums["count"] == 2
+    assert named_task("token-classification").metrics(sums)["accuracy"] == 0.5
+    assert named_task("causal-lm").sums(output, target)["count"] == 1, "the first token has no predecessor"
+
+
+# Live objects
+
+
+def test_a_live_network_trains_on_texts_of_different_lengths(tmp_path: Path) -> None:
+    experiment = az.Experiment(**live(rounds=1))
+    run = experiment.run(out=tmp_path / "run")
+    assert set(run.evaluate()) == {"0.5", "1.0"}
+    small = run.customize(size=0.5)
+    assert isinstance(small, transformers.BertForSequenceClassification), "the user's own network, only smaller"
+    assert small.classifier.weight.shape == (2, 16)
+    answer = small(**tokenizer()(["good film", "bad"], padding=True, return_tensors="pt"))
+    assert answer.logits.shape == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fjord", "splitmix", "flanc", "prism", "ladder", "elf"])
+def test_every_method_trains_a_live_network(method: str, tmp_path: Path) -> None:
+    run = az.Experiment(**live(method=method)).run(out=tmp_path / "run")
+    assert all(np.isfinite(metrics["loss"]) for metrics in run.evaluate().values())
+
+
+def test_padding_does_not_change_what_a_network_answers() -> None:
+    rows = encoded()
+    part = CollatedPart(rows, transformers.DataCollatorWithPadding(tokenizer()))
+    network = keyed(bert().eval(), list(part.batch(torch.tensor([0]))[0]))
+    together, _ = part.batch(torch.arange(8))
+    alone = [network(part.batch(torch.tensor([place]))[0]) for place in range(8)]
+    assert len({len(row["input_ids"]) for row in rows[:8]}) > 1
+    assert torch.allclose(network(together), torch.cat(alone), atol=1e-6)
+
+
+def test_masks_are_drawn_from_the_samples_of_a_batch_alone() -> None:
+    collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm_probability=0.5)
+    rows = [{key: row[key] for key in ("input_ids", "attention_mask")} for row in encoded()]
+    part = CollatedPart(rows, collate)
+    torch.manual_seed(1)
+    first, again = part.batch(torch.arange(8)), part.batch(torch.arange(8))
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.rand(1) == after, "the global generator is left as it was"
+    assert torch.equal(first[1], again[1])
+    assert torch.equal(first[0]["input_ids"], again[0]["input_ids"])
+    assert (first[1] != -100).any()
+    assert not torch.equal(first[1][:4], part.batch(torch.arange(4))[1][:, : first[1].shape[1]])
+
+
+# By name
+
+
+@pytest.mark.slow
+def test_a_file_names_network_and_data_and_both_engines_give_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    runs = []
+    for engine in ({"name": "inprocess"}, {"name": "processes", "workers": 2}):
+        experiment = az.Experiment(**experiment_file(folder, engine=engine))
+        runs.append(experiment.run(out=tmp_path / engine["name"]))
+    first, second = (run.customize(size=1.0).state_dict() for run in runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert runs[0].evaluate() == runs[1].evaluate()
+
+
+TASKS = {
+    "token-classification": ("bert", SMALL, {"target": "tags", "text": "words", "label": "tags"}),
+    "masked-lm": ("bert", SMALL, {"target": "masked", "text": "text"}),
+    "causal-lm": ("gpt2", GPT, {"target": "tokens", "text": "text"}),
+    "seq2seq-lm": ("t5", T5, {"target": "text", "text": "text", "label": "answer", "decoder_start": 0}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_trains_by_name(name: str, folder: Path, tmp_path: Path) -> None:
+    kind, config, options = TASKS[name]
+    rows = [
+        {"text": row["text"], "words": (words := row["text"].split()), "answer": words[0]}
+        | {"tags": ["feeling" if word in ("good", "bad") else "other" for word in words]}
+        for row in texts(48)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    data = {"name": f"hf:{tmp_path / 'rows.jsonl'}", "clients": 4}
+    data["options"] = {"tokenizer": str(folder / "words"), "held_out": 0.25, **options}
+    tables = experiment_file(folder, data=data, model={"name": f"hf:{kind}", "options": config}, task=name)
+    run = az.Experiment(**tables, engine="inprocess").run(out=tmp_path / "run")
+    assert all(np.isfinite(metrics["loss"]) for metrics in run.evaluate().values())
+
+
+def test_a_folder_starts_training_from_its_weights(folder: Path, tmp_path: Path) -> None:
+    network = bert(num_labels=2)
+    network.save_pretrained(tmp_path / "start")
+    options = experiment_file(folder, model={"name": f"hf:{tmp_path / 'start'}"})
+    experiment = az.Experiment(**options)
+    assert experiment._starts_learned
+    found = dict(experiment.model.named_parameters())
+    assert all(torch.equal(found[f"network.{name}"], value) for name, value in network.named_parameters())
+
+
+def test_texts_become_padded_tokens_with_their_class_and_group(folder: Path) -> None:
+    options = {"text": "text", "label": "label", "group": "writer", "tokenizer": "words", "length": 6}
+    data = load("hf:reviews", options, folder)
+    x, y = data.train.batch(torch.arange(4))
+    wanted = tokenizer()([row["text"] for row in texts(4)], truncation=True, max_length=6, padding="max_length")
+    assert x["input_ids"].tolist() == wanted["input_ids"]
+    assert x["attention_mask"].tolist() == wanted["attention_mask"]
+    assert y.tolist() == [0, 1, 0, 1]
+    assert data.train.group.tolist()[:5] == ["w0", "w1", "w2", "w3", "w0"]
+    assert len(data.test) == 16
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow", "disk"])
+def test_every_format_holds_the_same_samples(form: str, folder: Path, tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list(texts(12))
+    if form == "disk":
+        datasets.DatasetDict(train=rows).save_to_disk(tmp_path / "rows")
+    else:
+        (tmp_path / "rows").mkdir()
+        path = tmp_path / "rows" / f"train.{form}"
+        if form == "arrow":
+            rows.save_to_disk(tmp_path / "saved")
+            (tmp_path / "saved" / "data-00000-of-00001.arrow").rename(path)
+        else:
+            getattr(rows, f"to_{form}")(str(path))
+    options = {"text": "text", "label": "label", "tokenizer": str(folder / "words")}
+    found = load(f"hf:{tmp_path / 'rows'}", options)
+    whole = load("hf:reviews", options | {"tokenizer": "words"}, folder)
+    x, y = found.train.batch(torch.arange(12))
+    other, classes = whole.train.batch(torch.arange(12))
+    width = x["input_ids"].shape[1]
+    assert torch.equal(x["input_ids"], other["input_ids"][:, :width])
+    assert torch.equal(y, classes)
+
+
+def test_words_get_the_tag_of_their_first_token_and_others_none(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"words": ["good", "film", "we"], "tags": ["x", "y", "x"]}))
+    options = {"text": "words", "label": "tags", "target": "tags", "tokenizer": "words"}
+    data = load(f"hf:{tmp_path / 'a.jsonl'}", options, folder)
+    assert data.train.labels().tolist() == [[-100, 0, 1, 0, -100]]
+    assert data.class_names == ("x", "y")
+
+
+@pytest.mark.parametrize("package,name", [("timm", "timm:resnet10t"), ("torchvision", "torchvision:resnet18")])
+def test_other_packages_give_networks_by_name(package: str, name: str) -> None:
+    pytest.importorskip("timm" if package == "timm" else "numpy")
+    network = build(name, (3, 32, 32), 7)
+    assert network.eval()(torch.rand(2, 3, 32, 32)).shape == (2, 7)
+    again = build(name, (3, 32, 32), 7)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters()))
+
+
+# What cannot work says why in one line
+
+
+class Two(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.layer(left + right)
+
+
+def test_a_network_of_the_users_own_takes_several_inputs_by_name() -> None:
+    left, right = torch.rand(40, 4), torch.rand(40, 4)
+    data = az.Data(train=({"left": left, "right": right}, (left[:, 0] > right[:, 0]).long()))
+    experiment = az.Experiment(data=data, clients=4, model=Two(), method="fedavg", rounds=1, engine="inprocess")
+    assert experiment.context.axes.classifier == "network.layer"
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "inputs without names": (
+        {"data": az.Data(train=(torch.rand(8, 4), [0, 1] * 4)), "model": Two()},
+        "Two.forward needs left, right, but the data has one input without a name; name them",
+    ),
+    "an input too many": (
+        {"data": az.Data(train=({"input_ids": [[1, 2]] * 4, "idx": [[1]] * 4}, [0, 1] * 2))},
+        "BertForSequenceClassification.forward has no input idx; leave it out of the data",
+    ),
+    "an input too few": (
+        {"data": az.Data(train=({"left": torch.rand(8, 4)}, [0, 1] * 4)), "model": Two()},
+        "Two.forward needs right; the data has left",
+    ),
+    "a foreign tokenizer": (
+        {"data": az.Data(train=({"input_ids": [[1, 99]] * 4}, [0, 1] * 2))},
+        "the data has the token 99, the network embeddings for 0 to 23; use the tokenizer",
+    ),
+    "a network without a head": ({"model": "headless"}, "BertModel returns no logits; use a network with a head"),
+    "too few labels": (
+        {"data": az.Data(train=({"input_ids": [[1, 9]] * 4}, [0, 1, 2, 3]))},
+        "model: it has logits for 2, but the data has 4 classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_objects_are_refused_in_one_line(what: str) -> None:
+    changed, words = BAD[what]
+    changed = (
+        {**changed, "model": transformers.BertModel(bert().config)} if what == "a network without a head" else changed
+    )
+    with pytest.raises(AnysizeError) as raised:
+        _ = az.Experiment(**live(**changed)).context
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"label": "lable"}, "unknown column 'lable'; did you mean 'label'?"),
+        ({"tokenizer": None}, "data.options.tokenizer is missing"),
+        ({"tokenizer": "nobody/unknown"}, "'nobody/unknown' is no folder here, nor on the hub"),
+        ({"text": None}, "give one of data.options.text, image and columns"),
+        ({"target": "clas"}, "unknown target 'clas'; did you mean 'class'?"),
+        ({"train": "trian"}, "unknown split 'trian'; did you mean 'train'?"),
+        ({"lenght": 3}, "unknown option of data set 'hf:reviews' 'lenght'; did you mean 'length'?"),
+        ({"target": "text"}, "data.options.decoder_start is missing"),
+    ],
+)
+def test_bad_options_of_data_are_refused_in_one_line(options: dict[str, Any], words: str, folder: Path) -> None:
+    good = {"text": "text", "label": "text" if "target" in options else "label", "tokenizer": "words"}
+    with pytest.raises(DataError) as raised:
+        load("hf:reviews", {key: value for key, value in (good | options).items() if value is not None}, folder)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name,options,words",
+    [
+        ("hf:nobody/unknown", {}, "there is no such folder with a config.json here, no such type of network"),
+        ("hf:bert", {"hiden_size": 3}, "unknown option of model 'hf:bert' 'hiden_size'; did you mean 'hidden_size'?"),
+        ("timm:resnet10x", {}, "unknown model of timm 'resnet10x'; did you mean 'resnet10t'?"),
+        ("torchvision:resnet17", {}, "unknown model of torchvision 'resnet17'; did you mean"),
+    ],
+)
+def test_unknown_networks_are_refused_in_one_line(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        build(name, (3, 32, 32), 2, options)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_set_that_is_nowhere_is_refused_in_one_line() -> None:
+    with pytest.raises(DataError, match="there is no such file or folder here, and the hub did not give it") as raised:
+        load("hf:nobody/unknown", {"columns": ["x"], "label": "y"})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("package", ["transformers", "timm"])
+def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anysize.config.extras.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"needs {package}, not installed: pip install .*hf"):
+        build("hf:bert" if package == "transformers" else "timm:resnet10t", (3, 8, 8), 2)
+
+
+def test_nothing_of_hugging_face_is_imported_unless_a_name_asks_for_it() -> None:
+    code = "import sys, anysize as az; az.Experiment(data='digits', clients=2, model='mlp', method='fedavg').model; "
+    code += "print([name for name in ('transformers', 'datasets', 'timm', 'torchvision') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
