@@ -45,7 +45,7 @@ class Trusting(m.Method[TrustingState]):
         return m.sub_model(client, m.cut(context, state.tensors, width), width=width)
 
     def aggregate(self, context: m.Context, state: TrustingState, updates: Iterable[m.Update]) -> TrustingState:
-        mean = m.StreamingMean(state.tensors, context.axes.head)
+        mean = context.average(state.tensors, context.axes.head)
         for update in m.checked(context, updates):
             kept = context.axes.kept(update.width)
             index = {name: context.axes.index(name, kept) for name in update.tensors}

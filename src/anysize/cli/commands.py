@@ -33,6 +33,7 @@ from anysize.cli.arguments import (
     whole_number,
 )
 from anysize.cli.printing import (
+    aggregation_lines,
     budget_lines,
     bytes_text,
     domains_line,
@@ -232,6 +233,8 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if any(size["mask"] for group in made["groups"] for size in group["sizes"]):
         say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication computes them too.")
     say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
+    for text in aggregation_lines(made["aggregation"]):
+        say(text)
     for text in statistics_lines(made["statistics"]):
         say(text)
     print_notices(made["notices"])

@@ -66,6 +66,26 @@ def statistics_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
     return [head, *lines] if lines else []
 
 
+def aggregation_lines(about: Mapping[str, Any] | None) -> list[str]:
+    """How many attackers the rule of aggregation stands in each size, and what it holds; nothing for a plain mean.
+
+    >>> size = {"size": "1.0", "holders": 5, "stands": 1}
+    >>> aggregation_lines({"rule": "krum", "clients": 20, "held_bytes": 4000, "sizes": [size]})[1:]
+    ['  1.0: its rarest entries have 5 holders, of which 1 may lie', '  The server holds 20 updates at once, 4.0 kB.']
+    """
+    if about is None:
+        return []
+    lines = [f"\nRule {about['rule']} in a round like the first, {about['clients']} clients:"]
+    lines += [
+        f"  {own['size']}: its rarest entries have {own['holders']} holders, of which {own['stands']} may lie"
+        for own in about["sizes"]
+    ]
+    if not about["sizes"]:
+        lines.append("  an attacker moves the mean by no more than its weight times the bound; none is left out")
+    held = f"The server holds {about['clients']} updates at once, {bytes_text(about['held_bytes'])}."
+    return [*lines, f"  {held}" if about["held_bytes"] else "  Updates are folded in one by one."]
+
+
 def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
     """The look-up table, best first."""
     table = Table("what could be trained", box=None, header_style="bold")

@@ -295,6 +295,55 @@ class TricksConfig(Table):
     """How many steps that attack has."""
 
 
+class AggregationConfig(Table):
+    """How the server combines what clients send.
+
+    >>> AggregationConfig(rule="median").attackers
+    0.2
+    """
+
+    table: ClassVar[str] = "aggregation"
+    rule: Literal["mean", "median", "trimmed-mean", "norm-clip", "krum", "geometric-median"] = "mean"
+    """What every entry gets from the clients that hold it. All but "mean" and "norm-clip" ignore tricks.weighting."""
+    attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """trimmed-mean and krum: the share of the clients that hold an entry that may lie, rounded up."""
+    norm: Positive | None = None
+    """norm-clip: the largest norm of an update; absent: the median norm of the round's updates of its size."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.norm is not None and self.rule != "norm-clip":
+            raise_problems([f'aggregation.norm: given with rule = "{self.rule}"; only "norm-clip" uses it'])
+        return self
+
+
+class AdversaryConfig(Table):
+    """Clients that attack, in a simulation.
+
+    >>> AdversaryConfig(name="sign-flip").share
+    0.2
+    """
+
+    table: ClassVar[str] = "adversary"
+    name: Literal["none", "sign-flip", "scale", "noise", "inner-product", "label-flip", "backdoor"] = "none"
+    """What the attackers do."""
+    share: Part = 0.2
+    """The share of all clients that attack."""
+    strength: Positive | None = None
+    """sign-flip, scale: the factor on the update, 4 and 10 if absent. noise: its norm, in norms of the update, 4 if
+    absent."""
+    who: Literal["any", "largest"] = "any"
+    """Which clients attack: any, or those with the largest capacity, as if each attacker claimed it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.strength is not None and self.name not in ("sign-flip", "scale", "noise"):
+            raise_problems(
+                [f'adversary.strength: given with name = "{self.name}", which does not use it; leave it out']
+            )
+        return self
+
+
 class EvaluationConfig(Table):
     """Where and how accuracy is measured.
 
@@ -438,6 +487,8 @@ class ExperimentConfig(Table):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     task: TaskConfig = Field(default_factory=TaskConfig)
     tricks: TricksConfig = Field(default_factory=TricksConfig)
+    aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
+    adversary: AdversaryConfig = Field(default_factory=AdversaryConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig)
@@ -490,6 +541,8 @@ class ExperimentConfig(Table):
     def _problems(self) -> Iterator[str]:
         """Keys that conflict with data that only the devices have."""
         devices, own = self.devices, 'with data.name = "devices"'
+        if self.adversary.name != "none":
+            yield f"adversary.name: {own} clients are real; attackers are simulated, so leave it out"
         if devices.redraw != "never":
             yield f'devices.redraw: given "{devices.redraw}"; {own} a device has a fixed capacity'
         if devices.budgets:

@@ -136,11 +136,17 @@ def _moments(norm: _BatchNorm, count: float, total: Tensor, squares: Tensor) -> 
     return mean, (squares / count - mean.square()).clamp_min(0)
 
 
-def merge(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all values together, by the law of total variance: differences between clients count too."""
+def merge(parts: Sequence[Statistics], cut: int = 0) -> Statistics:
+    """The statistics of all values together, by the law of total variance: differences between clients count too.
+
+    Args:
+        parts: the statistics of each client.
+        cut: leave out this many of the smallest and of the largest in every channel; clients then count equally.
+    """
     means, variances, counts = [], [], []
     for i in range(len(parts[0].means)):
-        mean, variance, count = _together([(p.means[i].double(), p.variances[i].double(), p.counts[i]) for p in parts])
+        own = [(p.means[i].double(), p.variances[i].double(), p.counts[i]) for p in parts]
+        mean, variance, count = _trimmed(own, cut) if cut else _together(own)
         means.append(mean.float())
         variances.append(variance.float())
         counts.append(count)
@@ -156,6 +162,15 @@ def _together(parts: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Te
     within = torch.tensordot(shares, torch.stack([own for _, own, _ in parts]), dims=1)
     between = torch.tensordot(shares, torch.stack([(own - mean).square() for own, _, _ in parts]), dims=1)
     return mean, within + between, count
+
+
+def _trimmed(parts: Sequence[tuple[Tensor, Tensor, float]], cut: int) -> tuple[Tensor, Tensor, float]:
+    """(mean, variance, count) of one layer, without the extreme clients of every channel."""
+    kept = slice(cut, len(parts) - cut)
+    mean = torch.stack([own for own, _, _ in parts]).sort(dim=0).values[kept].mean(dim=0)
+    spreads = torch.stack([variance + (own - mean).square() for own, variance, _ in parts])
+    counts = sorted(count for _, _, count in parts)[kept]
+    return mean, spreads.sort(dim=0).values[kept].mean(dim=0), sum(counts)
 
 
 Places = Sequence[Tensor | None]

@@ -22,6 +22,7 @@ from anysize.experiment.lookup import prepared
 from anysize.experiment.setup import Setup
 from anysize.experiment.sizes import Solved, solve_sizes
 from anysize.methods import Method
+from anysize.methods.averaging import STREAMED
 from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.methods.table import Table
@@ -58,6 +59,23 @@ class Experiment(Setup):
                 "devices do not tell how many samples they have, so all devices count equally; allow it with "
                 'devices.share = ["samples"]'
             )
+        return found + self._trusts()
+
+    def _trusts(self) -> list[str]:
+        """What the rule of aggregation does with what clients say, and who attacks."""
+        rule, weighting = self.config.aggregation.rule, self.context.tricks.weighting
+        found = []
+        if rule == "norm-clip" and weighting == "samples":
+            found.append(
+                'aggregation.rule = "norm-clip" bounds how far an update moves, not its weight: a client that claims '
+                'many samples counts as many; tricks.weighting = "clients" counts each once'
+            )
+        if rule not in STREAMED and weighting == "samples":
+            found.append(
+                f'aggregation.rule = "{rule}" counts every client once: tricks.weighting = "samples" is not used'
+            )
+        if self.attackers:
+            found.append(f'{len(self.attackers)} of {len(self.shares)} clients attack: "{self.config.adversary.name}"')
         return found
 
     def without_data(self) -> Experiment:

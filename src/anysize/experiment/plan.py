@@ -9,6 +9,7 @@ from anysize.cost.count import Cost, trained
 from anysize.errors import ConfigError, DataError
 from anysize.experiment.estimating import estimates
 from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.experiment.robust import standing
 from anysize.methods.capabilities import Factored, Searched, asks_held_out
 from anysize.methods.size import Size
 from anysize.wire import Json
@@ -20,7 +21,7 @@ _NOTHING: Json = {"size": None, "width": None, "depth": None, "mask": None, "way
 
 
 def plan(experiment: Experiment) -> Json:
-    """The plan as one JSON object: groups, the look-up table, what leaves a device, statistics, notices.
+    """The plan as one JSON object: groups, the look-up table, what leaves a device, statistics, attackers, notices.
 
     A group whose budget changes trains one of its "sizes" in each round; what stands beside these is of the largest.
     "same_as" names the first group that trains the same. "domains" counts the clients of each data group in a natural
@@ -51,6 +52,7 @@ def plan(experiment: Experiment) -> Json:
         "domains": domains_of(experiment),
         "leaves_the_device": leaves_the_device(experiment),
         "statistics": estimates(experiment, state),
+        "aggregation": standing(experiment, state),
         "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
     }
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anysize import data as data_sets
 from anysize import methods, models
+from anysize.attacks.data import ON_DATA, Poisoned
 from anysize.client import accelerators
 from anysize.client.work import calibrated, perform
 from anysize.config.devices import NEEDS_LABELS, DevicesConfig
@@ -66,6 +67,8 @@ class Setup:
         training: Mapping[str, Any] | None = None,
         task: str | Task = "classification",
         tricks: Mapping[str, Any] | None = None,
+        aggregation: str | Mapping[str, Any] | None = None,
+        adversary: str | Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         engine: str | Mapping[str, Any] | None = None,
         name: str = "experiment",
@@ -88,6 +91,8 @@ class Setup:
             training: the [training] table.
             task: a name or a task.
             tricks: the [tricks] table.
+            aggregation: a rule's name, or the [aggregation] table.
+            adversary: an attack's name, or the [adversary] table.
             evaluation: the [evaluation] table.
             engine: a name, or the [engine] table.
             name: the name of the run.
@@ -118,6 +123,8 @@ class Setup:
             tables["model"]["keep"] = list(keep)
         given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
         given["engine"] = {"name": engine} if isinstance(engine, str) else engine
+        given["aggregation"] = {"rule": aggregation} if isinstance(aggregation, str) else aggregation
+        given["adversary"] = {"name": adversary} if isinstance(adversary, str) else adversary
         tables |= {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items() if v is not None}
         self.config = from_dict(tables)
         self._pretrained = pretrained
@@ -222,7 +229,36 @@ class Setup:
 
     @cached_property
     def shares(self) -> Shares:
-        """Which client has which samples."""
+        """Which client has which samples; of attackers, those that they make up."""
+        name = self.config.adversary.name
+        if name not in ON_DATA:
+            return self._honest_shares
+        self._check_poisonable(name)
+        return Poisoned(self._honest_shares, name, self.signature.classes or 0, lambda: self.attackers)
+
+    @cached_property
+    def attackers(self) -> frozenset[int]:
+        """The clients that attack."""
+        options, clients = self.config.adversary, len(self.shares)
+        if options.name == "none":
+            return frozenset()
+        order: list[int] = torch.randperm(clients, generator=generator(self.config.seed, "adversary")).tolist()
+        if options.who == "largest":
+            capacities = [self.described.group_of(client, 1).capacity for client in order]
+            if self.config.devices.redraw != "never" or None in capacities:
+                raise ConfigError('adversary.who = "largest": devices need fixed capacities; use "any"')
+            order = [client for _, client in sorted(zip(capacities, order), key=lambda pair: -(pair[0] or 0))]
+        return frozenset(order[: max(1, round(options.share * clients))])
+
+    def _check_poisonable(self, name: str) -> None:
+        about = self.signature
+        if about.classes is None or about.target_shape:
+            raise ConfigError(f'adversary.name = "{name}": needs a task with one class for each sample')
+        if name == "backdoor" and (about.tokens or len(about.input_shape) != 3):
+            raise ConfigError('adversary.name = "backdoor": its trigger needs pictures (channels, height, width)')
+
+    @cached_property
+    def _honest_shares(self) -> Shares:
         config = self.config.data
         if self.source is None:
             return RemoteShares(config.clients or 0)
@@ -404,6 +440,7 @@ class Setup:
             sizes=sizes,
             training=self.config.training,
             tricks=self.tricks,
+            aggregation=self.config.aggregation,
             augment=self.config.data.augment,
             classes=self.signature.classes,
             scarce_activations=limits_activations(self.config.devices),

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anysize.config.tables import TrainingConfig
+from anysize.config.tables import AggregationConfig, TrainingConfig
 from anysize.data import Share
 from anysize.elastic.axes import Axes
 from anysize.elastic.depth import Stage, without
 from anysize.elastic.slicing import narrow
+from anysize.methods.averaging import averaging
+from anysize.methods.mean import Average
 from anysize.methods.messages import SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.table import Table
@@ -48,6 +50,7 @@ class Context:
         sizes: the sizes that the fleet trains, smallest first.
         training: the local training options.
         tricks: the shared tricks; the method's own values if the experiment gives none.
+        aggregation: the rule by which the server combines updates.
         augment: names of the augmentations of a client's batches.
         classes: how many classes the task has; None if it has none.
         scarce_activations: whether a device's budget limits the memory of a training step, so that a method should
@@ -61,6 +64,7 @@ class Context:
         table: the results of these measurements; None on a client, and for methods that need none.
         device: where a client's tensors are while it works.
         tells: what a client may reveal about its data: its number of "samples", its "labels" (which classes it has).
+        averages: makes the averages of `average` in place of the chosen rule; for `plan`, which counts holders.
     """
 
     template: nn.Module
@@ -80,6 +84,8 @@ class Context:
     table: Table | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     tells: frozenset[str] = frozenset({"samples", "labels"})
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    averages: Callable[[Mapping[str, Tensor], Mapping[str, int]], Average] | None = None
     built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[tuple[float, int | None], nn.Module] = field(default_factory=dict, repr=False, compare=False)
 
@@ -99,6 +105,16 @@ class Context:
         """The full network's weights at the start; fails on a client, which never holds them."""
         assert self.initial is not None, "only the server holds the initial weights"
         return self.initial
+
+    def average(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> Average:
+        """What every `aggregate` averages with: of each entry, the chosen rule over the clients that hold it.
+
+        Args:
+            before: the tensors to average, with their values before the round; left untouched.
+            head: names of the classifier's tensors and their class axis.
+        """
+        make = self.averages or averaging(self.aggregation)
+        return make(before, head or {})
 
     def for_client(self) -> Context:
         """The same context without what only the server may hold."""

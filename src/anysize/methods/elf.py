@@ -67,7 +67,6 @@ from anysize.methods.base import Method
 from anysize.methods.capabilities import Masked, Searched
 from anysize.methods.context import Context, Proxy
 from anysize.methods.kit import checked, class_weights, cut, sub_model
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
@@ -279,7 +278,7 @@ class ELF(Method[ELFState], Searched, Masked):
 
     def aggregate(self, context: Context, state: ELFState, updates: Iterable[Update]) -> ELFState:
         """Algorithm 1, line 13: the mean of the restored networks."""
-        mean = StreamingMean(state.tensors, context.axes.head)
+        mean = context.average(state.tensors, context.axes.head)
         held: set[str] = set()
         for update in checked(context, updates):
             size = _trained(context, update)

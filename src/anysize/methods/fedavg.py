@@ -27,7 +27,6 @@ from anysize.methods.base import Method
 from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters, width_key
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
@@ -89,7 +88,9 @@ class FedAvg(Method[FedAvgState], Parted):
         return sum(losses[1:], start=losses[0])
 
     def aggregate(self, context: Context, state: FedAvgState, updates: Iterable[Update]) -> FedAvgState:
-        means = [StreamingMean(state.networks[width_key(width)], context.axes.head) for width in self._widths(context)]
+        means = [
+            context.average(state.networks[width_key(width)], context.axes.head) for width in self._widths(context)
+        ]
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for i, mean in enumerate(means):

@@ -49,7 +49,6 @@ from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, inner_weights
 from anysize.methods.kit import checked, class_weights, sub_model
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
@@ -116,7 +115,7 @@ class FedHM(Method[FedHMState]):
 
     def aggregate(self, context: Context, state: FedHMState, updates: Iterable[Update]) -> FedHMState:
         """The mean of the weights that the clients' kernels make, and that mean's kernels for the next round."""
-        mean = StreamingMean(state.tensors, context.axes.head)
+        mean = context.average(state.tensors, context.axes.head)
         whole, total, count = False, 0.0, 0
         for update in checked(context, updates):
             weight, own = update.weight(context.tricks), sides(update.tensors)

@@ -53,7 +53,6 @@ from anysize.methods.kit import (
     width_key,
     widths_up_to,
 )
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
@@ -120,8 +119,8 @@ class FjORD(Method[FjORDState], Parted):
 
     def aggregate(self, context: Context, state: FjORDState, updates: Iterable[Update]) -> FjORDState:
         """Algorithm 1: every entry is averaged over the clients that hold it, statistics over those of their width."""
-        mean = StreamingMean(state.tensors, context.axes.head)
-        statistics = {key: StreamingMean(tensors) for key, tensors in state.statistics.items()}
+        mean = context.average(state.tensors, context.axes.head)
+        statistics = {key: context.average(tensors) for key, tensors in state.statistics.items()}
         own = set(statistics_names(context.template))
         for update in checked(context, updates):
             kept, weight = context.axes.kept(update.width), update.weight(context.tricks)

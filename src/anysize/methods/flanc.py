@@ -94,7 +94,6 @@ from anysize.methods.kit import (
     width_key,
     widths_up_to,
 )
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
@@ -258,9 +257,9 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
     def aggregate(self, context: Context, state: FLANCState, updates: Iterable[Update]) -> FLANCState:
         """Eq. (4): the mean basis over all clients, mean coefficients and dense tensors over the clients of a width."""
         head = context.axes.head
-        basis, shared = StreamingMean(state.basis), StreamingMean(state.shared, head)
-        own = {width: StreamingMean(self._averaged(state.basis, u)) for width, u in state.coefficients.items()}
-        dense = {width: StreamingMean(tensors, head) for width, tensors in state.dense.items()}
+        basis, shared = context.average(state.basis), context.average(state.shared, head)
+        own = {width: context.average(self._averaged(state.basis, u)) for width, u in state.coefficients.items()}
+        dense = {width: context.average(tensors, head) for width, tensors in state.dense.items()}
         for update in checked(context, updates):
             if width_key(update.width) not in own:
                 raise MethodError(f"flanc: an update has width {width_key(update.width)}; allowed: {', '.join(own)}")

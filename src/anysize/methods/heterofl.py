@@ -61,7 +61,6 @@ from anysize.methods.kit import (
     width_key,
     widths_up_to,
 )
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
@@ -140,8 +139,8 @@ class HeteroFL(Method[HeteroFLState], Parted):
         return step.objective(module.at(step.choose(len(module))) if isinstance(module, Nested) else module, batch)
 
     def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
-        mean = StreamingMean(state.tensors, context.axes.head)
-        own = {width: StreamingMean(tensors, context.axes.head) for width, tensors in state.own.items()}
+        mean = context.average(state.tensors, context.axes.head)
+        own = {width: context.average(tensors, context.axes.head) for width, tensors in state.own.items()}
         for update in checked(context, updates):
             kept, weight, classes = (
                 context.axes.kept(update.width),

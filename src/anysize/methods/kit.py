@@ -151,7 +151,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
     """The updates as they stream, each refused with its client's name if it cannot be averaged.
 
     That is: numbers that are not finite, a number of samples that is none, classes that the task has not.
-    `StreamingMean` refuses names and shapes that do not fit.
+    `context.average` refuses names and shapes that do not fit.
     """
     for update in updates:
         problems = [

@@ -6,6 +6,7 @@ held, and an update that changes nothing leaves every bit the same.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
@@ -18,15 +19,8 @@ from anysize.wire import Tensors
 Index = tuple[Tensor | None, ...]
 
 
-class StreamingMean:
-    """The weighted mean of every entry over the clients that hold it.
-
-    >>> mean = StreamingMean({"w": torch.tensor([1.0, 5.0])})
-    >>> mean.add({"w": torch.tensor([2.0])}, 1.0, {"w": (torch.tensor([0]),)})
-    >>> mean.add({"w": torch.tensor([4.0])}, 3.0, {"w": (torch.tensor([0]),)})
-    >>> mean.result()["w"].tolist()
-    [3.5, 5.0]
-    """
+class Average(ABC):
+    """Combines entry by entry what clients send; an entry that none holds keeps its value."""
 
     def __init__(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> None:
         """Start from the values before the round.
@@ -37,9 +31,8 @@ class StreamingMean:
         """
         self._before = before
         self._head = head or {}
-        self._mean: Tensors = {}
-        self._weight: Tensors = {}
 
+    @abstractmethod
     def add(
         self,
         tensors: Mapping[str, Tensor],
@@ -48,7 +41,7 @@ class StreamingMean:
         classes: Tensor | None = None,
         held: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Fold in one client's tensors.
+        """Take one client's tensors.
 
         Args:
             tensors: what the client sent: some of the tensors, or some of their entries.
@@ -57,20 +50,10 @@ class StreamingMean:
             classes: a factor per class on the weight of the classifier's rows.
             held: for tensors that the client holds in part, a mask of their shape with the entries that it holds.
         """
-        for name, tensor in tensors.items():
-            at = index[name] if index is not None else ()
-            self._check(name, tensor, at)
-            share = self._share(name, tensor, weight, classes)
-            if held is not None and name in held:
-                share = share * held[name]
-            if any(part is not None for part in at):
-                self._fold_part(name, tensor, share, at)
-            else:
-                self._fold(name, tensor, share)
 
+    @abstractmethod
     def result(self) -> Tensors:
-        """The means, and the old values of tensors and entries that no client sent."""
-        return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}
+        """The averages, and the old values of tensors and entries that no client sent."""
 
     def _check(self, name: str, tensor: Tensor, at: Index) -> None:
         """Refuse a tensor that does not fit: an axis of size one would otherwise broadcast silently."""
@@ -84,16 +67,61 @@ class StreamingMean:
             raise MethodError(f"an update's '{name}' holds {tensor.dtype}; expected {self._before[name].dtype}")
 
     def _share(self, name: str, tensor: Tensor, weight: float, classes: Tensor | None) -> Tensor:
+        """The client's weight in each entry that it sent of a tensor, in a shape that broadcasts to it."""
         if classes is None or name not in self._head:
             return torch.full((1,) * tensor.dim(), weight, dtype=self._precision(name))
         shape = [1] * tensor.dim()
         shape[self._head[name]] = -1
         return (classes.to(self._precision(name)) * weight).reshape(shape)
 
+    def _holds(self, name: str, tensor: Tensor, classes: Tensor | None, held: Mapping[str, Tensor] | None) -> Tensor:
+        """Which entries of a tensor count, of those that a client sent, in a shape that broadcasts to it."""
+        holds = self._share(name, tensor, 1.0, classes) > 0
+        return holds if held is None or name not in held else holds & (held[name] > 0)
+
     def _precision(self, name: str) -> torch.dtype:
         """The precision of a tensor's mean and weights: the tensor's own, but at least single."""
         own = self._before[name].dtype
         return torch.promote_types(own, torch.float32) if own.is_floating_point else torch.float32
+
+
+class StreamingMean(Average):
+    """The weighted mean of every entry over the clients that hold it.
+
+    >>> mean = StreamingMean({"w": torch.tensor([1.0, 5.0])})
+    >>> mean.add({"w": torch.tensor([2.0])}, 1.0, {"w": (torch.tensor([0]),)})
+    >>> mean.add({"w": torch.tensor([4.0])}, 3.0, {"w": (torch.tensor([0]),)})
+    >>> mean.result()["w"].tolist()
+    [3.5, 5.0]
+    """
+
+    def __init__(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> None:
+        super().__init__(before, head)
+        self._mean: Tensors = {}
+        self._weight: Tensors = {}
+
+    def add(
+        self,
+        tensors: Mapping[str, Tensor],
+        weight: float,
+        index: Mapping[str, Index] | None = None,
+        classes: Tensor | None = None,
+        held: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Fold in one client's tensors."""
+        for name, tensor in tensors.items():
+            at = index[name] if index is not None else ()
+            self._check(name, tensor, at)
+            share = self._share(name, tensor, weight, classes)
+            if held is not None and name in held:
+                share = share * held[name]
+            if any(part is not None for part in at):
+                self._fold_part(name, tensor, share, at)
+            else:
+                self._fold(name, tensor, share)
+
+    def result(self) -> Tensors:
+        return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}
 
     def _fold(self, name: str, tensor: Tensor, share: Tensor) -> None:
         mean, total = self._open(name, share.shape)
@@ -105,19 +133,19 @@ class StreamingMean:
         if total.shape != mean.shape:
             total = total.expand(mean.shape).contiguous()
         self._weight[name] = total
-        view = _prefix(mean, at)
+        view = prefix(mean, at)
         if view is not None:
-            weights = _prefix(total, at)
+            weights = prefix(total, at)
             assert weights is not None
             weights += share
             _move(view, tensor, share, weights)
             return
-        grid = _grid(mean.shape, at)
-        weights = total[grid] + share
-        total[grid] = weights
-        values = mean[grid]
+        places = grid(mean.shape, at)
+        weights = total[places] + share
+        total[places] = weights
+        values = mean[places]
         _move(values, tensor, share, weights)
-        mean[grid] = values
+        mean[places] = values
 
     def _open(self, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
         if name not in self._mean:
@@ -135,7 +163,7 @@ def _move(mean: Tensor, tensor: Tensor, share: Tensor, total: Tensor) -> None:
         torch.maximum(mean, tensor, out=mean)  # counters, such as batch-norm's number of batches
 
 
-def _prefix(tensor: Tensor, at: Index) -> Tensor | None:
+def prefix(tensor: Tensor, at: Index) -> Tensor | None:
     """The kept entries as a view, if every axis keeps a prefix; None otherwise."""
     view = tensor
     for axis, index in enumerate(at):
@@ -147,6 +175,7 @@ def _prefix(tensor: Tensor, at: Index) -> Tensor | None:
     return view
 
 
-def _grid(shape: Sequence[int], at: Index) -> tuple[Tensor, ...]:
+def grid(shape: Sequence[int], at: Index) -> tuple[Tensor, ...]:
+    """The kept entries as an index of a tensor of that shape."""
     parts = [torch.arange(size) if index is None else index for size, index in zip(shape, at)]
     return torch.meshgrid(*parts, indexing="ij")

@@ -16,7 +16,6 @@ from anysize.elastic.slicing import take
 from anysize.elastic.views import Nested, within
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, cut, parts_within, sub_model, trained_widths, width_key
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.wire import Tensors, by_prefix
 
@@ -59,8 +58,8 @@ def averaged(
     context: Context, shared: Tensors, owned: Owned, updates: Iterable[Update], method: str
 ) -> tuple[Tensors, Owned]:
     """The mean of every entry over the clients that hold it; of what a width owns, over those that trained it."""
-    mean = StreamingMean(shared, context.axes.head)
-    means = {width: StreamingMean(tensors) for width, tensors in owned.items()}
+    mean = context.average(shared, context.axes.head)
+    means = {width: context.average(tensors) for width, tensors in owned.items()}
     for update in checked(context, updates):
         weight, kept = update.weight(context.tricks), context.axes.kept(update.width)
         own, parts = _parts(context, update, shared, method)

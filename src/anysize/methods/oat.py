@@ -44,7 +44,6 @@ from anysize.methods.base import Method
 from anysize.methods.capabilities import Adjustable
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Levels, Size
 from anysize.methods.training import Batch, Step, Tricks
@@ -172,7 +171,7 @@ class OAT(Method[OATState], Adjustable):
         """FedAvg's mean."""
         names = conditional_names(self._structure(context))
         head = {f"dual.network.{names.get(name, name)}": axis for name, axis in context.axes.head.items()}
-        mean = StreamingMean(state.tensors, head)
+        mean = context.average(state.tensors, head)
         for update in checked(context, updates):
             mean.add(update.tensors, update.weight(context.tricks), classes=class_weights(context, update))
         return OATState(mean.result())

@@ -28,7 +28,6 @@ from anysize.elastic.skeleton import fill
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, cut, paste, sub_model
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Tricks
@@ -67,7 +66,7 @@ class OrigDrop(Method[OrigDropState]):
         return sub_model(client, self._cut(context, state, width), width=width)
 
     def aggregate(self, context: Context, state: OrigDropState, updates: Iterable[Update]) -> OrigDropState:
-        mean = StreamingMean(state.tensors, context.axes.head)
+        mean = context.average(state.tensors, context.axes.head)
         for update in checked(context, updates):
             kept = context.axes.kept(update.width)
             index = {name: context.axes.index(name, kept) for name in update.tensors}

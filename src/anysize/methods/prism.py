@@ -90,7 +90,7 @@ from anysize.methods.capabilities import CarriesMomentum, Observed, Piece, Piece
 from anysize.methods.context import Context
 from anysize.methods.factorising import factorising_notices, feed_forward_weights, inner_weights
 from anysize.methods.kit import checked, class_weights, sub_model
-from anysize.methods.mean import Index, StreamingMean
+from anysize.methods.mean import Index
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step, Tricks
@@ -272,8 +272,8 @@ class PriSM(Method[PriSMState], CarriesMomentum, Observed[PriSMState], Pieced[Pr
 
     def aggregate(self, context: Context, state: PriSMState, updates: Iterable[Update]) -> PriSMState:
         """Eq. (5): the mean of every entry of every kernel over the clients that had it; then the refresh."""
-        means = {side: StreamingMean(own, context.axes.head) for side, own in state.sides.items()}
-        momentum = {side: StreamingMean(own, context.axes.head) for side, own in state.momentum.items()}
+        means = {side: context.average(own, context.axes.head) for side, own in state.sides.items()}
+        momentum = {side: context.average(own, context.axes.head) for side, own in state.momentum.items()}
         draws = copies(state.draws)
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)

@@ -56,7 +56,6 @@ from anysize.methods.base import Method
 from anysize.methods.capabilities import Adjustable, Finishing, Judge, Mixture, Parted
 from anysize.methods.context import Context
 from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters
-from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Levels, Size
 from anysize.methods.training import Batch, Step, Tricks
@@ -203,7 +202,7 @@ class SplitMix(Method[SplitMixState], Mixture[SplitMixState], Finishing[SplitMix
     def aggregate(self, context: Context, state: SplitMixState, updates: Iterable[Update]) -> SplitMixState:
         """Algorithm 1, lines 7 and 8; a base that no client trained keeps its value."""
         head = {f"network.{name}" if self.dual_norm else name: axis for name, axis in context.axes.head.items()}
-        means = {name: StreamingMean(tensors, head) for name, tensors in state.bases.items()}
+        means = {name: context.average(tensors, head) for name, tensors in state.bases.items()}
         served = state.served
         for update in checked(context, updates):
             weight, classes = update.weight(context.tricks), class_weights(context, update)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anysize import config as configs
 from anysize import interrupts
+from anysize.attacks import Attack
 from anysize.callbacks import Callback, of_config
 from anysize.client import stacking
 from anysize.client.batches import draw
@@ -29,12 +30,14 @@ from anysize.devices.fleet import Fleet
 from anysize.devices.groups import round_seconds
 from anysize.engines.base import Absence, Engine
 from anysize.engines.inprocess import InProcess
+from anysize.engines.malicious import Malicious
 from anysize.engines.stacked import Stacked
 from anysize.engines.workers.engine import Processes, obstacle
 from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
+from anysize.experiment.robust import check_rule
 from anysize.methods.capabilities import Finishing, Observed, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
 from anysize.profiling import Clock, measuring, stage
@@ -173,6 +176,8 @@ class _Runner:
         """Refuse what is visibly wrong before anything is prepared."""
         if self._make_engine is None:
             _check_engine(self._experiment.config)
+        elif self._experiment.config.adversary.name != "none":
+            raise ConfigError("adversary.name: attackers are simulated, and this engine has real clients; leave it out")
         if resume:
             self._check_resumable()
         else:
@@ -207,6 +212,7 @@ class _Runner:
             stacking.check(experiment.context, experiment.method)
         self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
+        check_rule(experiment, fresh)
         for size in experiment.context.sizes:
             interrupts.check()
             self._costs[size.label] = experiment.cost(size, state=fresh)
@@ -247,7 +253,10 @@ class _Runner:
 
     def _engine(self, current: Checkpoint) -> Engine:
         engine, stack = self._plain_engine(current), self._experiment.config.training.stack
-        return engine if stack == 1 else Stacked(engine, stack, self._experiment.shares.samples)
+        if stack > 1:
+            engine = Stacked(engine, stack, self._experiment.shares.samples)
+        attack = Attack(self._experiment.config.adversary, self._experiment.config.seed)
+        return Malicious(engine, attack, self._experiment.attackers) if attack.on_updates else engine
 
     def _plain_engine(self, current: Checkpoint) -> Engine:
         experiment, options = self._experiment, self._experiment.config.engine

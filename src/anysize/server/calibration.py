@@ -16,6 +16,7 @@ from anysize.elastic.norm import Statistics, attach, collect, merge, without_sta
 from anysize.engines.base import Absence, Engine, present
 from anysize.experiment.estimating import Job, jobs, whole
 from anysize.experiment.experiment import Experiment
+from anysize.methods.averaging import left_out
 from anysize.methods.base import Method
 from anysize.methods.capabilities import offered_sizes
 from anysize.methods.context import Context
@@ -100,7 +101,7 @@ def calibrated(
             for update in present([answer], absent):
                 sent.bytes_up += size_bytes(update.tensors, update.to_json())
                 parts.setdefault(label, []).append(Statistics.of(update.tensors))
-        found = {label: merge(own) for label, own in parts.items()}
+        found = {label: merge(own, left_out(context.aggregation, len(own))) for label, own in parts.items()}
         silent = {absence.client for absence in absent}
         ids = {label: [client for client in own if client not in silent] for label, own in ids.items()}
     if missing is not None:

@@ -12,6 +12,7 @@ from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.profiling import stage, staged
+from anysize.server.clipping import norm_clipped
 from anysize.wire import Json, Tensors, size_bytes
 
 
@@ -67,9 +68,12 @@ def run_round(
         on_answer: called after each answer, for progress.
         least: how many clients must answer (at least one if any are missing); if fewer do, the state does not change.
     """
-    tally = Tally()
-    sent = _sent(context, method, state, clients, rate, tally)
+    tally, given = Tally(), dict[int, Tensors]()
+    clips = context.aggregation.rule == "norm-clip"
+    sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
     received = _received(staged("train", engine.perform(sent)), tally, on_answer)
+    if clips:
+        received = norm_clipped(received, given, context.aggregation.norm)
     with stage("aggregate"):
         first = next(received, None)
         after = state if first is None else method.aggregate(context, state, chain([first], received))
@@ -78,14 +82,23 @@ def run_round(
 
 
 def _sent(
-    context: Context, method: Method[Any], state: Any, clients: Iterable[Client], rate: float, tally: Tally
+    context: Context,
+    method: Method[Any],
+    state: Any,
+    clients: Iterable[Client],
+    rate: float,
+    tally: Tally,
+    given: dict[int, Tensors] | None = None,
 ) -> Iterator[SubModel]:
+    """What each client gets; `given` takes their tensors, if these are needed when answers come."""
     for client in clients:
         with stage("extract"):
             sub_model = method.extract(context, state, client)
         sub_model = replace(sub_model, ticket=replace(sub_model.ticket, rate=rate))
         tally.bytes_down += size_bytes(sub_model.tensors, sub_model.ticket.to_json())
         tally.parts[client.id] = sub_model.parts
+        if given is not None:
+            given[client.id] = sub_model.tensors
         yield sub_model
 
 

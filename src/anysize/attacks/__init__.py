@@ -1,0 +1,9 @@
+"""Clients that attack, for simulations: what they send in place of what they learned, and what they learn from.
+
+`client/attacks.py` is about something else: inputs that are changed to fool a finished network.
+"""
+
+from anysize.attacks.data import Poisoned, backdoor_success, flipped, stamped
+from anysize.attacks.updates import Attack, inner_product, noise, scaled
+
+__all__ = ["Attack", "Poisoned", "backdoor_success", "flipped", "inner_product", "noise", "scaled", "stamped"]

@@ -1,0 +1,318 @@
+"""Rules of aggregation against numpy, on sub-models of unequal size; their laws; and what they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from anysize.config.tables import AggregationConfig
+from anysize.elastic.norm import Statistics, merge
+from anysize.errors import ConfigError
+from anysize.experiment.plan import plan
+from anysize.methods import FLANC, FedHM, FjORD, HeteroFL, Method, PriSM, SHeteroFL, SplitMix, StreamingMean
+from anysize.methods.averaging import HeldAverage, averaging, patterns, stands
+from anysize.methods.messages import Ticket, Update
+from anysize.methods.steps import clipped
+from anysize.runs.experiment import Experiment
+from anysize.server.clipping import norm_clipped
+from anysize.testing import LAWS, make_trial
+
+RULES = ("median", "trimmed-mean", "krum", "geometric-median")
+
+
+@dataclass
+class Sent:
+    """What a client sent of one tensor: where, the values, and which of these count."""
+
+    at: tuple[np.ndarray, ...]
+    values: np.ndarray
+    holds: np.ndarray
+
+
+def drawn(dice: np.random.Generator, shape: Sequence[int], clients: int) -> list[Sent]:
+    """Clients that hold prefixes or any index sets of a tensor, some with holes."""
+    found = []
+    for _ in range(clients):
+        prefix = dice.random() < 0.5
+        at = tuple(
+            np.arange(dice.integers(1, n + 1)) if prefix else np.sort(dice.permutation(n)[: dice.integers(1, n + 1)])
+            for n in shape
+        )
+        size = tuple(len(own) for own in at)
+        found.append(Sent(at, dice.normal(size=size), dice.random(size) < 0.9))
+    return found
+
+
+def by_numpy(rule: str, before: dict[str, np.ndarray], sent: dict[str, list[Sent]], share: float) -> dict[str, Any]:
+    """The rule, entry by entry and client by client, straight from its definition."""
+    clients = len(next(iter(sent.values())))
+    full = {name: np.full((clients, *old.shape), np.nan) for name, old in before.items()}
+    for name, own in sent.items():
+        for i, one in enumerate(own):
+            full[name][i][np.ix_(*one.at)] = np.where(one.holds, one.values, np.nan)
+    flat = np.concatenate([full[name].reshape(clients, -1) for name in before], axis=1)
+    old = np.concatenate([before[name].reshape(-1) for name in before])
+    after = old.copy()
+    blocks: dict[tuple[int, ...], list[int]] = {}
+    for entry in range(flat.shape[1]):
+        blocks.setdefault(tuple(np.flatnonzero(~np.isnan(flat[:, entry]))), []).append(entry)
+    for holders, entries in blocks.items():
+        if holders:
+            after[entries] = of_block(rule, flat[np.ix_(holders, entries)], share)
+    split = np.split(after, np.cumsum([own.size for own in before.values()])[:-1])
+    return {name: part.reshape(before[name].shape) for name, part in zip(before, split)}
+
+
+def of_block(rule: str, x: np.ndarray, share: float) -> np.ndarray:
+    count = len(x)
+    f = int(np.ceil(share * count - 1e-9))
+    if rule == "median":
+        return np.median(x, axis=0)
+    if rule == "trimmed-mean":
+        f = min(f, (count - 1) // 2)
+        return np.sort(x, axis=0)[f : count - f].mean(axis=0)
+    if rule == "krum":
+        f = max(0, min(f, (count - 3) // 2))
+        if f == 0:
+            return x.mean(axis=0)
+        distances = ((x[:, None] - x[None]) ** 2).sum(axis=2)
+        scores = [np.sort(np.delete(distances[i], i))[: count - f - 2].sum() for i in range(count)]
+        return x[np.argsort(scores)[: count - f]].mean(axis=0)
+    middle = x.mean(axis=0)
+    for _ in range(3_000):
+        weights = 1 / np.maximum(np.linalg.norm(x - middle, axis=1), 1e-9)
+        middle = weights @ x / weights.sum()
+    return middle
+
+
+def averaged(
+    rule: str, before: dict[str, np.ndarray], sent: dict[str, list[Sent]], order: Sequence[int] | None = None
+) -> dict[str, Tensor]:
+    average = averaging(AggregationConfig.model_validate({"rule": rule}))(
+        {name: torch.from_numpy(old) for name, old in before.items()}, {}
+    )
+    clients = len(next(iter(sent.values())))
+    for i in order if order is not None else range(clients):
+        own = {name: every[i] for name, every in sent.items()}
+        average.add(
+            {name: torch.from_numpy(one.values) for name, one in own.items()},
+            float(i + 1),  # a weight that no rule may use
+            {name: tuple(map(torch.from_numpy, one.at)) for name, one in own.items()},
+            held={name: torch.from_numpy(one.holds) for name, one in own.items()},
+        )
+    return average.result()
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 9999))
+def test_a_rule_over_sub_models_of_any_form_is_numpys(rule: str, clients: int, seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    shapes = {"w": (4, 3), "b": (5,)}
+    before = {name: dice.normal(size=shape) for name, shape in shapes.items()}
+    sent = {name: drawn(dice, shape, clients) for name, shape in shapes.items()}
+    expected = by_numpy(rule, before, sent, 0.2)
+    for name, found in averaged(rule, before, sent).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_geometric_median_of_nested_sub_models_is_numpys(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    before = {"w": dice.normal(size=(6, 4)), "b": dice.normal(size=6)}
+    widths = [6, 6, 6, 3, 3, 3, 3]
+    sent = {
+        name: [Sent((np.arange(w), *map(np.arange, old.shape[1:])), x, np.ones(x.shape, bool)) for w, x in own]
+        for name, old in before.items()
+        for own in [[(w, dice.normal(size=(w, *old.shape[1:]))) for w in widths]]
+    }
+    expected = by_numpy("geometric-median", before, sent, 0.2)
+    for name, found in averaged("geometric-median", before, sent).items():
+        np.testing.assert_allclose(found, expected[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 9999))
+def test_the_order_of_clients_does_not_matter(rule: str, clients: int, seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    before = {"w": dice.normal(size=(4, 3))}
+    sent = {"w": drawn(dice, (4, 3), clients)}
+    found, other = averaged(rule, before, sent), averaged(rule, before, sent, list(dice.permutation(clients)))
+    torch.testing.assert_close(found["w"], other["w"], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_clients_that_agree_give_what_they_say_bit_for_bit(rule: str) -> None:
+    old, new = torch.zeros(5, 3), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    average = HeldAverage({"w": old, "idle": old}, rule=rule, attackers=0.2)
+    for rows in (5, 5, 3, 3, 3, 2, 2):
+        average.add({"w": new[:rows]}, 1.0, {"w": (torch.arange(rows), None)})
+    assert torch.equal(average.result()["w"], new)
+    assert average.result()["idle"] is old
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("holders", [5, 8, 20])
+def test_as_many_attackers_as_are_promised_cannot_move_an_entry_away(rule: str, holders: int) -> None:
+    lying = stands(rule, holders, 0.2)
+    assert lying >= 1
+    dice = np.random.default_rng(holders)
+    honest = torch.from_numpy(dice.normal(size=(holders - lying, 6)))
+    average = HeldAverage({"w": torch.zeros(6, dtype=torch.float64)}, rule=rule, attackers=0.2)
+    for values in (*honest, *torch.full((lying, 6), 1e8, dtype=torch.float64)):
+        average.add({"w": values}, 1.0)
+    # The least sum of distances may lie outside the range of the honest, but not far.
+    reach = float(honest.abs().max()) * (20 if rule == "geometric-median" else 1)
+    assert float(average.result()["w"].abs().max()) <= reach
+
+
+def test_a_row_of_the_classifier_is_decided_by_those_who_have_its_class() -> None:
+    average = HeldAverage({"head": torch.zeros(2, 1)}, {"head": 0}, rule="median", attackers=0.2)
+    for value, classes in ((1.0, [1, 0]), (2.0, [1, 1]), (9.0, [1, 0])):
+        average.add({"head": torch.full((2, 1), value)}, 1.0, classes=torch.tensor(classes))
+    assert average.result()["head"].tolist() == [[2.0], [2.0]]
+
+
+def test_counters_get_the_lower_median_instead_of_a_lie() -> None:
+    average = HeldAverage({"n": torch.tensor(4)}, rule="krum", attackers=0.2)
+    for seen in (6, 5, 10**9):
+        average.add({"n": torch.tensor(seen)}, 1.0)
+    assert average.result()["n"].item() == 6
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 30), st.integers(0, 9999))
+def test_entries_are_in_one_block_if_and_only_if_the_same_clients_hold_them(
+    clients: int, entries: int, seed: int
+) -> None:
+    kinds = np.random.default_rng(seed).random((clients, 4)) < 0.5
+    holds = kinds[:, np.random.default_rng(seed + 1).integers(0, 4, entries)]
+    found = patterns(torch.from_numpy(holds)).numpy()
+    equal = (holds[:, :, None] == holds[:, None]).all(axis=0)
+    assert np.array_equal(found[:, None] == found[None], equal)
+
+
+def test_the_mean_is_the_streaming_one_whatever_the_attackers() -> None:
+    assert averaging(AggregationConfig(attackers=0.4)) is StreamingMean
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "method",
+    [HeteroFL(), FjORD(), SHeteroFL(), SplitMix(), FLANC(), PriSM(), FedHM()],
+    ids=lambda method: type(method).__name__,
+)
+def test_every_method_keeps_the_laws_of_aggregating_under_every_rule(method: Method[Any], rule: str) -> None:
+    trial = make_trial(method, None, (0.25, 0.5, 1.0), None)
+    context = replace(trial.context, aggregation=AggregationConfig.model_validate({"rule": rule}))
+    trial = replace(trial, context=context)
+    asked = ("unchanged_updates", "order_of_clients", "scale_of_weights", "inputs_untouched", "updates_stream_once")
+    more = ("training_changes_something", "misfits_are_refused")
+    problems = {law: LAWS[law](trial) for law in (*asked, *more) if law not in method.exceptions}
+    assert not {law: problem for law, problem in problems.items() if problem is not None}
+
+
+# Norms
+
+
+def update(client: int, size: str, **tensors: list[float]) -> Update:
+    ticket = Ticket(client=client, round=1, seed=0, size=size, width=1.0)
+    return Update({name: torch.tensor(values) for name, values in tensors.items()}, ticket)
+
+
+def test_updates_are_cut_to_the_median_norm_of_their_own_size() -> None:
+    sent = {i: {"w": torch.ones(2)} for i in range(5)}
+    lengths = [1.0, 2.0, 100.0, 7.0, 8.0]
+    sizes = ["small", "small", "small", "large", "large"]
+    updates = [update(i, size, w=[1 + length, 1.0]) for i, (size, length) in enumerate(zip(sizes, lengths))]
+    found = [float(u.tensors["w"][0]) - 1 for u in norm_clipped(updates, sent, None)]
+    assert found == pytest.approx([1.0, 2.0, 2.0, 7.0, 7.5])
+
+
+def test_with_a_given_bound_updates_stream() -> None:
+    drawn = []
+
+    def stream() -> Any:
+        for i in range(2):
+            drawn.append(i)
+            yield update(i, "1.0", w=[30.0, 40.0])
+
+    first = next(norm_clipped(stream(), {0: {"w": torch.zeros(2)}, 1: {"w": torch.zeros(2)}}, 5.0))
+    assert first.tensors["w"].tolist() == pytest.approx([3.0, 4.0])
+    assert drawn == [0]
+
+
+def test_an_update_within_the_bound_keeps_its_bits_and_whole_numbers_their_values() -> None:
+    sent = {"w": torch.tensor([0.1]), "n": torch.tensor(3)}
+    near = {"w": torch.tensor([0.3]), "n": torch.tensor(9)}
+    assert torch.equal(clipped(sent, near, 1.0)["w"], near["w"])
+    far = clipped(sent, {"w": torch.tensor([5.1]), "n": torch.tensor(9)}, 1.0)
+    assert far["w"].item() == pytest.approx(1.1)
+    assert far["n"].item() == 9
+
+
+def test_one_clients_false_statistics_do_not_move_those_of_the_others() -> None:
+    def of(mean: float, variance: float) -> Statistics:
+        return Statistics((torch.tensor([mean]),), (torch.tensor([variance]),), (10.0,))
+
+    honest = [of(0.9, 1.0), of(1.0, 1.1), of(1.1, 1.2), of(1.0, 1.1)]
+    found = merge([*honest, of(1e15, 1e30)], cut=1)
+    assert found.means[0].item() == pytest.approx((1.0 + 1.0 + 1.1) / 3)
+    assert 1.0 < found.variances[0].item() < 1.3
+
+
+# Plans and refusals
+
+
+def experiment(method: Any, **more: Any) -> Experiment:
+    tables: dict[str, Any] = {"devices": {"capacities": [0.5, 1.0]}, "model": {"name": "mlp"}} | more
+    return Experiment(data="digits", clients=8, method=method, **tables)
+
+
+def test_a_plan_says_how_many_attackers_each_size_stands() -> None:
+    made = plan(experiment("heterofl", aggregation="trimmed-mean", devices={"capacities": [0.5, 1.0]}))
+    about = made["aggregation"]
+    assert about["sizes"] == [
+        {"size": "0.5", "holders": 8, "stands": 2},
+        {"size": "1.0", "holders": 4, "stands": 1},
+    ]
+    assert about["clients"] == 8
+    assert about["held_bytes"] > 0
+    assert plan(experiment("heterofl"))["aggregation"] is None
+
+
+def test_what_a_width_owns_is_held_by_its_clients_alone() -> None:
+    about = plan(experiment("flanc", aggregation="median"))["aggregation"]
+    assert {row["size"]: row["holders"] for row in about["sizes"]} == {"0.5": 4, "1.0": 4}
+
+
+def test_clipping_with_a_bound_holds_nothing() -> None:
+    about = plan(experiment("heterofl", aggregation={"rule": "norm-clip", "norm": 1.0}))["aggregation"]
+    assert about["held_bytes"] == 0
+    assert about["sizes"] == []
+
+
+class Lonely(HeteroFL):
+    """Averages by itself."""
+
+    def aggregate(self, context: Any, state: Any, updates: Any) -> Any:
+        return super().aggregate(replace(context, averages=StreamingMean), state, updates)
+
+
+def test_a_method_that_averages_by_itself_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"median.*Lonely does not average"):
+        plan(experiment(Lonely(), aggregation="median"))
+
+
+def test_a_method_that_counts_a_client_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="several times"):
+        plan(experiment(FLANC(ordered_dropout=True), aggregation="median"))
