@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anysize.data import Part, Share, Shares, to_input
+from anysize.inputs import Input, one_tensor
 
 ON_DATA = ("label-flip", "backdoor")
 """The attacks that change an attacker's data."""
@@ -47,7 +48,7 @@ class FlippedPart:
     def __len__(self) -> int:
         return len(self._part)
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Tensor) -> tuple[Input, Tensor]:
         x, y = self._part.batch(index)
         return x, flipped(y, self._classes)
 
@@ -65,7 +66,8 @@ class StampedPart:
         return len(self._part)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._part.batch(index)
+        found, y = self._part.batch(index)
+        x = one_tensor(found, "a backdoor")
         chosen = index % 2 == 0
         pictures = torch.where(chosen.reshape(-1, *[1] * (x.dim() - 1)), stamped(x), x)
         return pictures, torch.where(chosen, torch.full_like(y, TARGET), y)
@@ -120,7 +122,7 @@ def backdoor_success(network: nn.Module, part: Part, batch_size: int = 500) -> f
     for index in torch.split(torch.arange(len(part)), batch_size):
         x, y = part.batch(index)
         with torch.no_grad():
-            taken = network(to_input(stamped(x))).argmax(1) == TARGET
+            taken = network(to_input(stamped(one_tensor(x, "a backdoor")))).argmax(1) == TARGET
         fooled += int((taken & (y != TARGET)).sum())
         others += int((y != TARGET).sum())
     return fooled / others
