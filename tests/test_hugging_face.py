@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,17 @@ import anysize as az
 from anysize.client.objectives import make_objective
 from anysize.config import packages
 from anysize.data import CollatedPart, load
+from anysize.elastic.axes import trace
+from anysize.elastic.slicing import narrow
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError
+from anysize.experiment.signature import Signature
+from anysize.exports.formats import export
 from anysize.inputs import Inputs
 from anysize.methods.training import Batch, Tricks
-from anysize.models import build, keyed
+from anysize.models import build, keyed, plain
+from anysize.models.pretrained import refitted
 from anysize.tasks import task as named_task
+from small import fast_if
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("transformers")
@@ -70,15 +77,20 @@ def texts(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer and reviews."""
-    home = tmp_path_factory.mktemp("hf")
+def write_reviews(home: Path) -> None:
+    """Write a tokenizer and reviews into a folder."""
     tokenizer().save_pretrained(home / "words")
     (home / "reviews").mkdir()
     for split, count in (("train", 48), ("test", 16)):
         lines = "\n".join(json.dumps(row) for row in texts(count))
         (home / "reviews" / f"{split}.jsonl").write_text(lines)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer and reviews."""
+    home = tmp_path_factory.mktemp("hf")
+    write_reviews(home)
     return home
 
 
@@ -317,11 +329,118 @@ def test_words_get_the_tag_of_their_first_token_and_others_none(folder: Path, tm
 
 @pytest.mark.parametrize("package,name", [("timm", "timm:resnet10t"), ("torchvision", "torchvision:resnet18")])
 def test_other_packages_give_networks_by_name(package: str, name: str) -> None:
-    pytest.importorskip("timm" if package == "timm" else "numpy")
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     network = build(name, (3, 32, 32), 7)
     assert network.eval()(torch.rand(2, 3, 32, 32)).shape == (2, 7)
     again = build(name, (3, 32, 32), 7)
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters()))
+
+
+# A customised network is one of transformers
+
+
+OPEN = """
+import sys, torch
+from anysize.config.packages import load_torchvision
+load_torchvision()  # only mends torchvision, where its wheel is for other devices
+import transformers
+batch = torch.load(sys.argv[2])
+network = getattr(transformers, sys.argv[3]).from_pretrained(sys.argv[1]).eval()
+with torch.no_grad():
+    torch.save({"logits": network(**batch).logits, "width": network.config.hidden_size}, sys.argv[4])
+assert not any(name.startswith("anysize.models") for name in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", ["within", "whole"])
+def test_a_folder_from_the_command_line_opens_elsewhere_with_transformers(
+    heads: str, folder: Path, tmp_path: Path
+) -> None:
+    model = {"name": "hf:bert", "options": SMALL, "heads": heads}
+    experiment = az.Experiment(**experiment_file(folder, model=model, engine="inprocess"))
+    run = experiment.run(out=tmp_path / "run")
+    command = ["customize", str(tmp_path / "run"), "--size", "0.5", "--to", f"{tmp_path / 'small'}/"]
+    done = subprocess.run([sys.executable, "-m", "anysize", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    batch = dict(tokenizer()(["good film", "we saw a bad plot"], padding=True, return_tensors="pt"))
+    torch.save(batch, tmp_path / "batch.pt")
+    arguments = [tmp_path / "small", tmp_path / "batch.pt", "AutoModelForSequenceClassification", tmp_path / "out.pt"]
+    subprocess.run([sys.executable, "-c", OPEN, *map(str, arguments)], check=True)
+    theirs = torch.load(tmp_path / "out.pt")
+    assert theirs["width"] == 16
+    with torch.no_grad():
+        cut = run._cut(run.size(0.5))  # as it was trained and measured
+        assert torch.allclose(theirs["logits"], cut(Inputs(batch)), atol=1e-5)
+
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("MaskedLM", "hidden_size", SMALL),
+    "gpt2": ("CausalLM", "n_embd", GPT),
+    "llama": ("CausalLM", "hidden_size", {**SMALL, "num_key_value_heads": 2}),
+    "qwen3": ("CausalLM", "head_dim", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "distilbert": ("TokenClassification", "dim", {"vocab_size": 24, "dim": 32, "n_layers": 2, "n_heads": 4}),
+    "t5": ("Seq2SeqLM", "d_model", T5),
+    "bart": (
+        "Seq2SeqLM",
+        "d_model",
+        {"vocab_size": 24, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
+        | {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64},
+    ),
+}
+
+
+@pytest.mark.parametrize("heads", ["within", "whole"])
+@pytest.mark.parametrize("kind", fast_if("gpt2".__eq__, FAMILIES))
+def test_the_configuration_of_a_narrowed_network_shrinks_with_it(kind: str, heads: Any, tmp_path: Path) -> None:
+    head, key, options = FAMILIES[kind]
+    torch.manual_seed(0)
+    full = getattr(transformers, f"AutoModelFor{head}").from_config(transformers.AutoConfig.for_model(kind, **options))
+    batch = {"input_ids": torch.randint(3, 24, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    batch["attention_mask"][1, -3:] = 0
+    batch |= {"decoder_input_ids": torch.randint(3, 24, (2, 9))} if head == "Seq2SeqLM" else {}
+    network = keyed(full.eval(), list(batch))
+    small = narrow(network, trace(network, tuple(batch.values()), heads=heads), 0.5)
+    made = refitted(plain(small), Inputs(batch))
+    if key != "head_dim" or heads == "within":
+        assert getattr(made.config, key) == getattr(full.config, key) // 2
+    made.save_pretrained(tmp_path / "small")
+    again = type(full).from_pretrained(tmp_path / "small").eval()
+    with torch.no_grad():
+        assert torch.allclose(again(**batch).logits, small(Inputs(batch)), atol=1e-5)
+
+
+def test_a_network_that_no_configuration_describes_is_refused_in_one_line() -> None:
+    network = bert().eval()
+    network.bert.encoder.layer[0].intermediate.dense = nn.Linear(32, 20)
+    network.bert.encoder.layer[0].output.dense = nn.Linear(20, 32)
+    with pytest.raises(ModelError, match="no BertConfig describes this BertForSequenceClassification") as raised:
+        refitted(network, Inputs({"input_ids": torch.ones(2, 5, dtype=torch.long)}))
+    assert "\n" not in str(raised.value)
+
+
+def test_only_networks_of_transformers_are_written_as_folders(tmp_path: Path) -> None:
+    about = Signature((4,), False, (), True, 2, 2, None, None, None)
+    with pytest.raises(ModelError, match="only a network of transformers is written as a folder"):
+        export(nn.Linear(4, 2), tmp_path / "net", about)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["onnx", "pt2", "safetensors"])
+def test_a_network_of_several_inputs_is_written_in_every_format(ending: str, tmp_path: Path) -> None:
+    inputs = (("input_ids", (7,), True), ("attention_mask", (7,), True))
+    about = Signature((7,), True, (), True, 2, 2, None, None, None, inputs)
+    done = export(bert().eval(), tmp_path / f"net.{ending}", about)
+    assert done.difference < 1e-4
+    if ending == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(done.path))
+        assert [one.name for one in session.get_inputs()] == ["input_ids", "attention_mask"]
+
+
+VISION = pytest.mark.skipif(find_spec("timm") is None, reason="the extra `vision` is not installed")
 
 
 # What cannot work says why in one line
@@ -408,8 +527,8 @@ def test_bad_options_of_data_are_refused_in_one_line(options: dict[str, Any], wo
     [
         ("hf:nobody/unknown", {}, "there is no such folder with a config.json here, no such type of network"),
         ("hf:bert", {"hiden_size": 3}, "unknown option of model 'hf:bert' 'hiden_size'; did you mean 'hidden_size'?"),
-        ("timm:resnet10x", {}, "unknown model of timm 'resnet10x'; did you mean 'resnet10t'?"),
-        ("torchvision:resnet17", {}, "unknown model of torchvision 'resnet17'; did you mean"),
+        pytest.param("timm:resnet10x", {}, "unknown model of timm 'resnet10x'; did you mean", marks=VISION),
+        pytest.param("torchvision:resnet17", {}, "unknown model of torchvision 'resnet17'; did you", marks=VISION),
     ],
 )
 def test_unknown_networks_are_refused_in_one_line(name: str, options: dict[str, Any], words: str) -> None:
@@ -428,8 +547,9 @@ def test_a_data_set_that_is_nowhere_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize("package", ["transformers", "timm"])
 def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anysize.config.extras.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"needs {package}, not installed: pip install .*hf"):
-        build("hf:bert" if package == "transformers" else "timm:resnet10t", (3, 8, 8), 2)
+    name, extra = {"transformers": ("hf:bert", "hf"), "timm": ("timm:resnet10t", "vision")}[package]
+    with pytest.raises(ConfigError, match=rf"needs {package}, not installed: pip install .*\[{extra}\]"):
+        build(name, (3, 8, 8), 2)
 
 
 def test_nothing_of_hugging_face_is_imported_unless_a_name_asks_for_it() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import anysize as az
 from anysize.errors import ConfigError
-from anysize.tasks import TASKS, Sums, Task, add, label_set, task
+from anysize.tasks import TASKS, NextToken, Sums, Task, add, label_set, task
 
 CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 SEEDS = st.integers(0, 1000)
@@ -109,10 +109,10 @@ def test_f1_of_silence_is_zero() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_reports_its_metric_and_a_loss(name: str) -> None:
     kind = task(name)
-    output = random(0, 3, 2, 4) if name == "next-token" else random(0, 3, 4)
-    target = {"classification": torch.tensor([0, 1, 2]), "next-token": torch.ones(3, 2, dtype=torch.int64)}.get(
-        name, torch.ones(3, 4)
-    )
+    per_token = issubclass(TASKS[name], NextToken)
+    output = random(0, 3, 2, 4) if per_token else random(0, 3, 4)
+    one_class = torch.ones(3, 2, dtype=torch.int64) if per_token else torch.tensor([0, 1, 2])
+    target = one_class if per_token or name == "classification" else torch.ones(3, 4)
     found = kind.metrics(kind.sums(output, target))
     assert {kind.metric, "loss"} <= set(found)
     assert kind.loss(output, target).shape == ()

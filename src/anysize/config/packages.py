@@ -18,7 +18,7 @@ def load(package: str, what: str) -> Any:
         package: transformers, datasets, timm or torchvision.
         what: who needs it.
     """
-    missing = needs(what, "hf", package)
+    missing = needs(what, "vision" if package in ("timm", "torchvision") else "hf", package)
     if missing is not None:
         raise ConfigError(missing)
     load_torchvision()

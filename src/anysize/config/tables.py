@@ -41,7 +41,8 @@ class DataConfig(Table):
 
     table: ClassVar[str] = "data"
     name: Name
-    """A data set's name, `"module:function"`, or `"devices"`: each device has its own."""
+    """A data set's name, `"module:function"`, `"hf:..."` for one of the package `datasets`, or `"devices"`: each device
+    has its own."""
     test: Name | None = None
     """With name = "devices": the server's test data, the test part of a data set's name or `"module:function"`."""
     clients: Count | None = None
@@ -114,7 +115,8 @@ class ModelConfig(Table):
 
     table: ClassVar[str] = "model"
     name: Name
-    """A model's name, or `"module:function"` that returns any nn.Module."""
+    """A model's name, `"module:function"` that returns any nn.Module, or a network of another package: `"hf:..."`,
+    `"timm:..."`, `"torchvision:..."`."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments of the model's function."""
     weights: Name | None = None
@@ -251,7 +253,8 @@ class TaskConfig(Table):
 
     table: ClassVar[str] = "task"
     name: Name = "classification"
-    """classification, next-token, regression, multilabel, or `"module:Task"`."""
+    """classification, next-token, regression, multilabel, token-classification, masked-lm, causal-lm, seq2seq-lm, or
+    `"module:Task"`."""
     classes: Count | None = None
     """How many classes there are, or symbols; absent: as the data says."""
     target: Annotated[tuple[Count, ...], Field(strict=False)] | None = None

@@ -7,10 +7,12 @@ import io
 import json
 import logging
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -22,6 +24,10 @@ from anysize.elastic.skeleton import tensors_of
 from anysize.elastic.tracing.forward import unread_masks
 from anysize.errors import ModelError, unknown
 from anysize.experiment.signature import Signature
+from anysize.inputs import Input, Inputs, named, tensors_in
+from anysize.models import Keyed, keyed, plain, vocabulary
+from anysize.models.keyed import is_pretrained_model
+from anysize.models.pretrained import distance, refitted
 from anysize.rng import generator
 from anysize.wire import Json
 
@@ -49,15 +55,18 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
     Args:
         network: a network in evaluation mode, with fixed statistics.
         path: a path that ends in .onnx (any number of samples in a batch), .pt2 (torch.export) or .safetensors
-            (weights).
+            (weights); or a folder, for a network of transformers, which its `from_pretrained` opens.
         signature: shapes and types of its inputs.
         about: facts to store with the weights, if the format can.
     """
     path = Path(path)
     check_path(path)
+    inputs = sample_inputs(signature, 2, vocabulary(network))
+    if not path.suffix:
+        return _export_folder(network, path, inputs, about or {})
     ending = path.suffix.lower()
     write, read = _FORMATS[ending]
-    inputs = sample_inputs(signature, 2)
+    network = keyed(network, signature.names)
     with torch.no_grad():
         expected = network.eval()(inputs)
     try:
@@ -74,17 +83,51 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
 def check_path(path: Path, endings: Collection[str] | None = None) -> None:
     """Refuse a path that no network can be written to; by default, one that `export` cannot write."""
     known = _FORMATS if endings is None else endings
-    if path.suffix.lower() not in known:
+    folder = endings is None and not path.suffix
+    if not folder and path.suffix.lower() not in known:
         raise ModelError(unknown("export format", path.suffix or path.name, known))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
-    if path.is_dir():
+    if folder and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ModelError(f"cannot write {path}: it exists and is not an empty folder")
+    if path.is_dir() and not folder:
         raise ModelError(f"cannot write {path}: it is a folder")
 
 
-def sample_inputs(signature: Signature, count: int) -> Tensor:
-    """Random inputs of the network's input type: values in [0, 1], or tokens."""
+def _export_folder(network: nn.Module, path: Path, inputs: Input, about: Json) -> Exported:
+    """Write a network of transformers as a folder, read it back and compare it with the network."""
+    network = plain(network)
+    if not is_pretrained_model(network):
+        raise ModelError(
+            f"cannot write {path}: only a network of transformers is written as a folder, and this is a "
+            f"{type(network).__name__}; allowed otherwise: {', '.join(_FORMATS)}"
+        )
+    made: Any = refitted(network, inputs)
+    with tempfile.TemporaryDirectory(dir=path.parent) as near:
+        new = Path(near) / path.name
+        try:
+            made.save_pretrained(new)
+            (new / "anysize.json").write_text(json.dumps(about, sort_keys=True), encoding="utf-8")
+            difference = distance(network, type(made).from_pretrained(new), inputs)
+            if not difference <= _TOLERANCE:
+                raise ModelError(f"{path}: the written network's outputs differ from the network's by {difference:g}")
+            new.replace(path)
+        except OSError as error:
+            raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+    return Exported(path, sum(file.stat().st_size for file in path.iterdir()), difference)
+
+
+def sample_inputs(signature: Signature, count: int, tokens: int | None = None) -> Any:
+    """Random inputs of the network's input type: values in [0, 1], or tokens.
+
+    Args:
+        signature: shapes and types of the inputs.
+        count: how many samples.
+        tokens: how many tokens the network knows, if it says so.
+    """
     random = generator("export", count)
+    if signature.inputs is not None:
+        return Inputs({name: _sample(name, (count, *shape), of, tokens) for name, shape, of in signature.inputs})
     shape = (count, *signature.input_shape)
     if signature.tokens:
         # The vocabulary is known if every position is predicted; otherwise it has at least two tokens.
@@ -93,13 +136,25 @@ def sample_inputs(signature: Signature, count: int) -> Tensor:
     return torch.rand(shape, generator=random)
 
 
+def _sample(name: str, shape: tuple[int, ...], integers: bool, tokens: int | None) -> Tensor:
+    """One of several named inputs: a mask hides the last position, types of tokens are all the first."""
+    random = generator("export", name, *shape)
+    if not integers:
+        return torch.rand(shape, generator=random)
+    if name.endswith("mask"):
+        mask = torch.ones(shape, dtype=torch.int64)
+        mask[..., shape[-1] - 1 :] = int(shape[-1] < 2)
+        return mask
+    return torch.randint(1 if "type" in name else tokens or 2, shape, generator=random)
+
+
 def _difference(outputs: Tensor, expected: Tensor) -> float:
     if outputs.shape != expected.shape:
         return math.inf
     return float((outputs - expected).abs().max())
 
 
-def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+def _write_onnx(network: nn.Module, path: Path, inputs: Input, about: Json) -> None:
     if (missing := onnx_needs()) is not None:
         raise ModelError(missing)
     program = onnx_program(network, inputs, path)
@@ -107,7 +162,7 @@ def _write_onnx(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> 
     program.save(str(path), external_data=False)
 
 
-def onnx_program(network: nn.Module, inputs: Tensor, path: Path, optimize: bool = True) -> torch.onnx.ONNXProgram:
+def onnx_program(network: nn.Module, inputs: Input, path: Path, optimize: bool = True) -> torch.onnx.ONNXProgram:
     """The network in ONNX's operations, for any number of samples.
 
     Args:
@@ -121,44 +176,51 @@ def onnx_program(network: nn.Module, inputs: Tensor, path: Path, optimize: bool 
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
-            (inputs,),
+            tensors_in(inputs),
             dynamo=True,
-            input_names=["input"],
+            input_names=[name or "input" for name, _ in named(inputs)],
             output_names=["output"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamic_shapes=_any_batch(network, inputs),
             optimize=optimize,
         )
     assert program is not None
     return program
 
 
-def _run_onnx(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+def _any_batch(network: nn.Module, inputs: Input) -> Any:
+    """That each input may have any number of samples, in the form of the network's arguments."""
+    each = tuple({0: torch.export.Dim("batch")} for _ in tensors_in(inputs))
+    return (each,) if isinstance(network, Keyed) else each  # one argument that takes all inputs
+
+
+def _run_onnx(network: nn.Module, path: Path, inputs: Input) -> Tensor:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     # Also one sample at a time: a batch size that became a constant would show here.
-    rows = [session.run(None, {"input": inputs[i : i + 1].numpy()})[0] for i in range(len(inputs))]
+    given = [[(name or "input", t.numpy()) for name, t in named(inputs[i : i + 1])] for i in range(len(inputs))]
+    rows = [session.run(None, dict(row))[0] for row in given]
     return torch.cat([torch.from_numpy(row) for row in rows])
 
 
-def _write_program(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+def _write_program(network: nn.Module, path: Path, inputs: Input, about: Json) -> None:
     with traced("torch.export", path), warnings.catch_warnings(), silenced("torch.export"):
         warnings.simplefilter("ignore")
-        program = torch.export.export(network, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = torch.export.export(network, tensors_in(inputs), dynamic_shapes=_any_batch(network, inputs))
         torch.export.save(program, str(path), extra_files={"anysize.json": json.dumps(about, sort_keys=True)})
 
 
-def _run_program(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+def _run_program(network: nn.Module, path: Path, inputs: Input) -> Tensor:
     module = torch.export.load(str(path)).module()
     with torch.no_grad():
-        return torch.cat([module(inputs[i : i + 1]) for i in range(len(inputs))])
+        return torch.cat([module(*tensors_in(inputs[i : i + 1])) for i in range(len(inputs))])
 
 
-def _write_weights(network: nn.Module, path: Path, inputs: Tensor, about: Json) -> None:
+def _write_weights(network: nn.Module, path: Path, inputs: Input, about: Json) -> None:
     safetensors.torch.save_file(tensors_of(network), path, {"anysize": json.dumps(about, sort_keys=True)})
 
 
-def _run_weights(network: nn.Module, path: Path, inputs: Tensor) -> Tensor:
+def _run_weights(network: nn.Module, path: Path, inputs: Input) -> Tensor:
     with torch.no_grad():
         outputs: Tensor = torch.func.functional_call(network, safetensors.torch.load_file(path), (inputs,))
     return outputs
@@ -198,8 +260,8 @@ def silenced(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-_Write = Callable[[nn.Module, Path, Tensor, Json], None]
-_Read = Callable[[nn.Module, Path, Tensor], Tensor]
+_Write = Callable[[nn.Module, Path, Input, Json], None]
+_Read = Callable[[nn.Module, Path, Input], Tensor]
 _FORMATS: dict[str, tuple[_Write, _Read]] = {
     ".onnx": (_write_onnx, _run_onnx),
     ".pt2": (_write_program, _run_program),

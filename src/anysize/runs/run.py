@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,18 +22,20 @@ from anysize.cost.count import Cost, finished_cost
 from anysize.devices.budget import Budget
 from anysize.elastic.norm import Statistics, batch_norms
 from anysize.engines.inprocess import InProcess
-from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, TrustError, unknown
+from anysize.errors import AnysizeError, CheckpointError, ConfigError, DataError, ModelError, TrustError, unknown
 from anysize.experiment.brief import known_in
 from anysize.experiment.estimating import jobs
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Known
 from anysize.exports.bundle import write_bundle
-from anysize.exports.formats import Exported
+from anysize.exports.formats import Exported, sample_inputs
 from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry, Extras, Judge, Precision
+from anysize.inputs import Inputs
 from anysize.methods.capabilities import Factored, Mixture, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
-from anysize.models import plain
+from anysize.models import plain, vocabulary
+from anysize.models.pretrained import refitted
 from anysize.records import checkpoint as checkpoints
 from anysize.records.directory import saved_config
 from anysize.records.events import by_round_and_size, history
@@ -165,7 +168,11 @@ class Run:
         if budget is not None:
             chosen = self.fitting(budget)
         chosen = self._robust(chosen, robustness)
-        return plain(self._cut(chosen))
+        network = plain(self._cut(chosen))
+        # Where no configuration of its kind describes it, the network answers all the same.
+        with suppress(ModelError):
+            network = refitted(network, sample_inputs(self.experiment.signature, 2, vocabulary(network)))
+        return network
 
     def _cut(self, size: Size) -> nn.Module:
         """The finished network of a size, as a module of one input."""
@@ -195,6 +202,10 @@ class Run:
             latency: whether the file states how long every size takes on this machine.
             key: a file with the private key (ed25519, PEM) that signs the bundle.
         """
+        example = self.experiment.signature.example(1)
+        if isinstance(example, Inputs):
+            names = ", ".join(example)
+            raise ModelError(f"a bundle holds networks of one input; this one takes {names}: write it as .onnx or .pt2")
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
         chosen = self.offered if sizes is None else [self.size(size) for size in sizes]
         values: Sequence[float | None] = [None] if levels is None else levels.values
@@ -209,7 +220,6 @@ class Run:
             )
             for size in sorted(chosen, key=lambda size: size.order)
         ]
-        example = self.experiment.signature.example(1)
         entries = [replace(one, costs=finished_cost(next(iter(one.networks.values())), example)) for one in entries]
         about = {"run": self.config.name, "method": self.config.method.name, "round": self.round}
         about |= {"metric": self.experiment.task.metric}
