@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ def _keep(tracer: Tracer, call: Call) -> None:
     neutral = labels.neutral or call.name.endswith("_like")
     for result in call.results():
         tracer.put(result, labels.planes, neutral=neutral, static=labels.static)
+
+
+@rule("set")
+def _replace(tracer: Tracer, call: Call) -> None:
+    """A tensor whose memory is replaced, or freed as reversible networks do, keeps nothing."""
+    tracer.put(call.results()[0], ())
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
@@ -163,7 +169,7 @@ def _stack(tracer: Tracer, call: Call) -> None:
 def _put_joined(tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...], Labels]], axis: int) -> None:
     slots: dict[tuple[int, ...], list[Tensor | None]] = {}
     for place, (_, labels) in enumerate(parts):
-        for plane in labels.planes:
+        for plane in map(tracer.compact, labels.planes):  # units may have been united since the part was made
             slot = tuple(other for other in varying(plane) if other != axis)
             row = slots.setdefault(slot, [None] * len(parts))
             mine = row[place]
@@ -558,14 +564,19 @@ def _as_matrices(labels: Labels, shape: tuple[int, int, int]) -> Labels:
 
 @rule("convolution")
 def _convolution(tracer: Tracer, call: Call) -> None:
-    """Input channels meet the weight's input axis; its output axis labels the result."""
+    """Input channels meet the weight's input axis; its output axis labels the result.
+
+    Axes of places pass through where the window has one place.
+    """
     bound = call.bound()
     source, weight, bias = bound["input"], bound["weight"], bound["bias"]
     transposed, groups = bool(bound["transposed"]), int(bound["groups"])
     labels, stored = tracer.labels(source), tracer.labels(weight)
     planes = _clear_of(tracer, stored.planes, range(2, weight.dim()))
     rows, columns = (tracer.lane([p for p in planes if varying(p) == (axis,)], axis) for axis in (0, 1))
-    given = tracer.lane(labels.planes, 1)
+    untouched = _untouched_axes(bound)
+    passing = [plane for plane in labels.planes if set(varying(plane)) <= untouched]
+    given = tracer.lane([plane for plane in labels.planes if set(varying(plane)) - untouched], 1)
     if groups == 1:
         into, made = (rows, columns) if transposed else (columns, rows)
         tracer.couple(given, into, loose=labels.neutral)
@@ -580,7 +591,13 @@ def _convolution(tracer: Tracer, call: Call) -> None:
         tracer.couple(out, tracer.lane(tracer.labels(bias).planes, 0))
     result = call.results()[0]
     shape = [-1 if axis == 1 else 1 for axis in range(result.dim())]
-    tracer.put(result, [out.reshape(shape)] if out is not None else [])
+    tracer.put(result, [*passing, *([out.reshape(shape)] if out is not None else [])])
+
+
+def _untouched_axes(bound: Mapping[str, Any]) -> set[int]:
+    """The axes along which a convolution works place by place."""
+    windows = zip(bound["weight"].shape[2:], bound["stride"], bound["padding"])
+    return {axis for axis, (size, stride, padding) in enumerate(windows, 2) if (size, stride, padding) == (1, 1, 0)}
 
 
 @dataclass(frozen=True)
