@@ -965,3 +965,21 @@ class RotatedAfterFirst(nn.Module):
 @topology(2, 4, 5)
 def rotated_after_first() -> nn.Module:
     return RotatedAfterFirst()
+
+
+class Blurred(nn.Module):
+    """A depthwise convolution with a kernel that the forward repeats for every channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.mid, self.out = conv(3, 8), conv(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        kernel = torch.tensor([1.0, 2.0, 1.0], device=x.device).repeat((x.shape[1], 1, 3, 1))
+        return self.out(self.mid(F.conv2d(x, kernel, padding=1, groups=x.shape[1])).mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def blurred() -> nn.Module:
+    return Blurred()

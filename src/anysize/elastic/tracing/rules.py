@@ -583,7 +583,7 @@ def _convolution(tracer: Tracer, call: Call) -> None:
         out = made
     else:
         lanes = GroupedLanes(given, rows, columns, groups, transposed, labels.neutral)
-        out = _grouped_convolution(tracer, lanes, int(weight.shape[1]))
+        out = _grouped_convolution(tracer, lanes, call.results()[0].shape[1] // groups)
     depthwise = groups > 1 and given is not None and groups == source.shape[1]
     if out is not None and stored.static and not depthwise:
         tracer.produce([out])
@@ -612,8 +612,11 @@ class GroupedLanes:
     loose: bool
 
 
-def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, columns: int) -> Tensor | None:
-    """The labels of the output channels; either whole convolution groups are elastic, or channels within every one."""
+def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, made: int) -> Tensor | None:
+    """The labels of the output channels; either whole convolution groups are elastic, or channels within every one.
+
+    Where whole groups are, the `made` channels of each follow it, also if the forward builds the weight.
+    """
     groups, given = lanes.groups, lanes.given
     grid = given.reshape(groups, -1) if given is not None else None
     by_group = grid is not None and varying(tracer.settle(grid)) == (0,)
@@ -624,7 +627,8 @@ def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, columns: int) -> T
     if by_group and grid is not None:
         tracer.couple(grid[:, :1], full, loose=True)
         tracer.couple(shared, None)
-        return lanes.rows if not lanes.transposed else grid[:, :1].expand(groups, columns).flatten()
+        labelled = lanes.rows is not None and not lanes.transposed
+        return lanes.rows if labelled else grid[:, :1].expand(groups, made).flatten()
     into = full[0] if lanes.transposed and full is not None else shared
     tracer.couple(grid[0] if grid is not None else None, into, loose=lanes.loose)
     if not lanes.transposed:
