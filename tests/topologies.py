@@ -921,3 +921,65 @@ class ChosenPositions(nn.Module):
 @topology(2, 4, 5)
 def chosen_positions() -> nn.Module:
     return ChosenPositions()
+
+
+class PlacewiseConvolution(nn.Module):
+    """A convolution over a stack of rows whose window has one place, so that the units of the rows pass through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.mix, self.out = nn.Linear(5, 8), nn.Linear(5, 8), nn.Conv1d(2, 4, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mix(torch.stack([self.left(x), self.right(x)], 1)).relu().mean(1))
+
+
+@topology(2, 5)
+def placewise_convolution() -> nn.Module:
+    return PlacewiseConvolution()
+
+
+class RotatedAfterFirst(nn.Module):
+    """Attention whose first token is joined unrotated to the others, of which pairs of channels are rotated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+        self.qk, self.value, self.out = nn.Linear(5, 16), nn.Linear(5, 8), nn.Linear(8, 3)
+        self.register_buffer("angle", torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def split(y: Tensor) -> Tensor:
+            return y.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+        def turned(y: Tensor) -> Tensor:
+            return torch.stack([-y[..., 1::2], y[..., ::2]], -1).reshape(y.shape)
+
+        query, key = map(split, self.qk(x).chunk(2, -1))
+        rest = query[:, :, 1:]
+        query = torch.cat([query[:, :, :1], rest * self.angle.cos() + turned(rest) * self.angle.sin()], 2)
+        mixed = (query @ key.transpose(-1, -2)).softmax(-1) @ split(self.value(x))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@topology(2, 4, 5)
+def rotated_after_first() -> nn.Module:
+    return RotatedAfterFirst()
+
+
+class Blurred(nn.Module):
+    """A depthwise convolution with a kernel that the forward repeats for every channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.mid, self.out = conv(3, 8), conv(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        kernel = torch.tensor([1.0, 2.0, 1.0], device=x.device).repeat((x.shape[1], 1, 3, 1))
+        return self.out(self.mid(F.conv2d(x, kernel, padding=1, groups=x.shape[1])).mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def blurred() -> nn.Module:
+    return Blurred()

@@ -1,9 +1,17 @@
-"""What a network of the zoo must do: narrow to two widths, shrink, run, train, and agree with its silenced self."""
+"""What a network of the zoo must do: narrow to two widths, shrink, run, train, and answer as it should.
+
+Two oracles know nothing of the tracer. A group narrowed alone gives what the full network gives with the dropped units
+silenced, unless something normalises over them or takes a size of theirs as a factor. And the full network gives the
+same answer with the units of its groups in another order, unless an order is built into it (rotary pairs, waves of
+positions, norms over groups of channels).
+"""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +20,7 @@ from torch import Tensor, nn
 
 import anysize as az
 from anysize.config.packages import load_torchvision
+from anysize.elastic.axes import Group
 from zoo.entries import Entry
 
 WIDTHS = (0.5, 0.25)
@@ -29,6 +38,8 @@ class Finding:
         parameters: of the whole network and at each width.
         exact: how many of the groups that were tried alone give the full network with the dropped units silenced.
         tried: how many groups were tried alone.
+        reordered: how many of the groups may have their units in another order.
+        moved: how many groups were tried in another order: all at once or, if that differs, a few alone.
         trace_s: the time of the trace.
         error: why it failed; empty if it did not.
     """
@@ -38,6 +49,8 @@ class Finding:
     groups: int = 0
     exact: int = 0
     tried: int = 0
+    reordered: int = 0
+    moved: int = 0
     trace_s: float = 0.0
     error: str = ""
 
@@ -119,8 +132,47 @@ def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axe
         with torch.no_grad():
             small = az.narrow(network, axes, kept, verify=False).eval()(*inputs)
             full = silenced(network, axes, name, kept)(*inputs)
-        exact += torch.allclose(first(small), first(full), rtol=1e-3, atol=1e-4)
+        exact += equal(first(small), first(full))
     return exact, len(chosen)
+
+
+def equal(answer: Tensor, wanted: Tensor) -> bool:
+    """Whether two answers agree, as far as sums of many numbers do."""
+    return torch.allclose(answer, wanted, rtol=1e-3, atol=1e-4 * max(1.0, float(wanted.abs().max())))
+
+
+def reorder(network: nn.Module, axes: az.Axes, groups: Sequence[str]) -> nn.Module:
+    """The network with the units of these groups in the opposite order, on every axis that has them."""
+    copied = copy.deepcopy(network)
+    tensors = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
+    for member in (member for name in groups for member in axes.group(name).members if member.name in tensors):
+        places: dict[int, list[int]] = {}
+        for place, unit in enumerate(member.units):
+            places.setdefault(unit, []).append(place)
+        places.pop(-1, None)
+        order = torch.arange(len(member.units))
+        for unit, other in zip(sorted(places), sorted(places, reverse=True)):
+            order[torch.tensor(places[unit])] = torch.tensor(places[other])
+        with torch.no_grad():
+            tensors[member.name].copy_(tensors[member.name].index_select(member.axis, order))
+    return copied
+
+
+def movable_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 4) -> tuple[int, int]:
+    """How many groups may have their units in another order; of how many that were tried."""
+    groups = [group.name for group in axes.groups if group.size > 1 and _alike(group)]
+    with torch.no_grad():
+        full = first(network(*inputs))
+        if equal(first(reorder(network, axes, groups)(*inputs)), full):
+            return len(groups), len(groups)
+        chosen = groups[:: max(1, len(groups) // most)][:most]
+        return sum(equal(first(reorder(network, axes, [name])(*inputs)), full) for name in chosen), len(chosen)
+
+
+def _alike(group: Group) -> bool:
+    """Whether every unit of a group has the same number of elements on each axis."""
+    counts = (Counter(unit for unit in member.units if unit >= 0) for member in group.members)
+    return all(len(set(count.values())) == 1 and len(count) == group.size for count in counts)
 
 
 def check(entry: Entry, *, oracle: bool = True) -> Finding:
@@ -147,4 +199,5 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
     )
     if oracle:
         found.exact, found.tried = agreeing_groups(network, inputs, axes)
+        found.reordered, found.moved = movable_groups(network, inputs, axes)
     return found

@@ -217,7 +217,7 @@ ENTRIES: list[Entry] = [
     seeing("regnet", STAGES, embedding_size=8, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], groups_width=8),
     seeing("bit", STAGES, embedding_size=16, hidden_sizes=[32, 64, 96, 128], depths=[1, 1, 1, 1], num_groups=8),
     seeing("efficientnet", STAGES, width_coefficient=0.25, depth_coefficient=0.25, image_size=64,
-           size=64),
+           size=64, hidden_dim=320),
     seeing("swiftformer", STAGES, size=64, image_size=64, embed_dims=[16, 16, 32, 32], depths=[1, 1, 1, 1]),
     seeing("textnet", STAGES, size=64),
     entry("imagegpt", "ForImageClassification", {**GPT, "num_labels": 5}, tokens(), ["input_ids"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ def _keep(tracer: Tracer, call: Call) -> None:
     neutral = labels.neutral or call.name.endswith("_like")
     for result in call.results():
         tracer.put(result, labels.planes, neutral=neutral, static=labels.static)
+
+
+@rule("set")
+def _replace(tracer: Tracer, call: Call) -> None:
+    """A tensor whose memory is replaced, or freed as reversible networks do, keeps nothing."""
+    tracer.put(call.results()[0], ())
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
@@ -163,7 +169,7 @@ def _stack(tracer: Tracer, call: Call) -> None:
 def _put_joined(tracer: Tracer, call: Call, parts: Sequence[tuple[tuple[int, ...], Labels]], axis: int) -> None:
     slots: dict[tuple[int, ...], list[Tensor | None]] = {}
     for place, (_, labels) in enumerate(parts):
-        for plane in labels.planes:
+        for plane in map(tracer.compact, labels.planes):  # units may have been united since the part was made
             slot = tuple(other for other in varying(plane) if other != axis)
             row = slots.setdefault(slot, [None] * len(parts))
             mine = row[place]
@@ -558,21 +564,26 @@ def _as_matrices(labels: Labels, shape: tuple[int, int, int]) -> Labels:
 
 @rule("convolution")
 def _convolution(tracer: Tracer, call: Call) -> None:
-    """Input channels meet the weight's input axis; its output axis labels the result."""
+    """Input channels meet the weight's input axis; its output axis labels the result.
+
+    Axes of places pass through where the window has one place.
+    """
     bound = call.bound()
     source, weight, bias = bound["input"], bound["weight"], bound["bias"]
     transposed, groups = bool(bound["transposed"]), int(bound["groups"])
     labels, stored = tracer.labels(source), tracer.labels(weight)
     planes = _clear_of(tracer, stored.planes, range(2, weight.dim()))
     rows, columns = (tracer.lane([p for p in planes if varying(p) == (axis,)], axis) for axis in (0, 1))
-    given = tracer.lane(labels.planes, 1)
+    untouched = _untouched_axes(bound)
+    passing = [plane for plane in labels.planes if set(varying(plane)) <= untouched]
+    given = tracer.lane([plane for plane in labels.planes if set(varying(plane)) - untouched], 1)
     if groups == 1:
         into, made = (rows, columns) if transposed else (columns, rows)
         tracer.couple(given, into, loose=labels.neutral)
         out = made
     else:
         lanes = GroupedLanes(given, rows, columns, groups, transposed, labels.neutral)
-        out = _grouped_convolution(tracer, lanes, int(weight.shape[1]))
+        out = _grouped_convolution(tracer, lanes, call.results()[0].shape[1] // groups)
     depthwise = groups > 1 and given is not None and groups == source.shape[1]
     if out is not None and stored.static and not depthwise:
         tracer.produce([out])
@@ -580,7 +591,13 @@ def _convolution(tracer: Tracer, call: Call) -> None:
         tracer.couple(out, tracer.lane(tracer.labels(bias).planes, 0))
     result = call.results()[0]
     shape = [-1 if axis == 1 else 1 for axis in range(result.dim())]
-    tracer.put(result, [out.reshape(shape)] if out is not None else [])
+    tracer.put(result, [*passing, *([out.reshape(shape)] if out is not None else [])])
+
+
+def _untouched_axes(bound: Mapping[str, Any]) -> set[int]:
+    """The axes along which a convolution works place by place."""
+    windows = zip(bound["weight"].shape[2:], bound["stride"], bound["padding"])
+    return {axis for axis, (size, stride, padding) in enumerate(windows, 2) if (size, stride, padding) == (1, 1, 0)}
 
 
 @dataclass(frozen=True)
@@ -595,8 +612,11 @@ class GroupedLanes:
     loose: bool
 
 
-def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, columns: int) -> Tensor | None:
-    """The labels of the output channels; either whole convolution groups are elastic, or channels within every one."""
+def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, made: int) -> Tensor | None:
+    """The labels of the output channels; either whole convolution groups are elastic, or channels within every one.
+
+    Where whole groups are, the `made` channels of each follow it, also if the forward builds the weight.
+    """
     groups, given = lanes.groups, lanes.given
     grid = given.reshape(groups, -1) if given is not None else None
     by_group = grid is not None and varying(tracer.settle(grid)) == (0,)
@@ -607,7 +627,8 @@ def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, columns: int) -> T
     if by_group and grid is not None:
         tracer.couple(grid[:, :1], full, loose=True)
         tracer.couple(shared, None)
-        return lanes.rows if not lanes.transposed else grid[:, :1].expand(groups, columns).flatten()
+        labelled = lanes.rows is not None and not lanes.transposed
+        return lanes.rows if labelled else grid[:, :1].expand(groups, made).flatten()
     into = full[0] if lanes.transposed and full is not None else shared
     tracer.couple(grid[0] if grid is not None else None, into, loose=lanes.loose)
     if not lanes.transposed:
