@@ -75,7 +75,12 @@ def check_path(path: Path, endings: Collection[str] | None = None) -> None:
     """Refuse a path that no network can be written to; by default, one that `export` cannot write."""
     known = _FORMATS if endings is None else endings
     if path.suffix.lower() not in known:
-        raise ModelError(unknown("export format", path.suffix or path.name, known))
+        given, ending = path.suffix or path.name, path.suffix.lower()
+        if endings is not None and ending in _FORMATS:
+            raise ModelError(f"{path}: a bundle ends in {', '.join(known)}; one network as {ending}: --size with --to")
+        if ending == ".anysize":
+            raise ModelError(f"{path}: .anysize is a bundle of sizes: --bundle; one network is {', '.join(_FORMATS)}")
+        raise ModelError(unknown("export format", given, known))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.is_dir():
