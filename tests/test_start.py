@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 _PROGRAM = """
 import sys
@@ -68,3 +69,18 @@ print(type((x + 1).shape[0]).__name__, early(x.shape[0] == 5), guard_or_false(x.
         "True True True",
         "SymInt True False False",
     ]
+
+
+def test_a_misspelt_name_is_answered_before_torch_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text('data = { name = "digits", clients = 2 }\nmodel.name = "mpl"\nmethod.name = "flank"\n')
+    program = (
+        f"import sys; sys.argv = ['anysize', 'run', {str(file)!r}]\n"
+        "from anysize.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: print(ended.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert "did you mean 'flanc'" in done.stderr
+    assert "did you mean 'mlp'" in done.stderr

@@ -60,12 +60,24 @@ def told(error: BaseException) -> str:
     >>> told(ValueError("no such camera"))
     'ValueError: no such camera'
     """
-    reason = str(error).split("\n", 1)[0]  # a worker's error has its traceback below
+    reason = text_of(error).split("\n", 1)[0]  # a worker's error has its traceback below
     libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     others = (str(Path(__file__).parent), *libraries, "<")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {reason}{place}"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; of one that cannot even be written, that it says nothing.
+
+    >>> text_of(KeyError("layer"))
+    "'layer'"
+    """
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be read)"
 
 
 def in_flags(text: str) -> str:

@@ -42,11 +42,13 @@ class Wishes:
         round: the last finished round; only this one can be kept.
         stop: why the run shall stop; None: it goes on.
         keep: why the state after this round shall be kept; None: it need not.
+        settled: the run has ended, and nothing can be kept any more.
     """
 
     round: int = 0
     stop: str | None = None
     keep: str | None = None
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class RunView:
     def stop(self, reason: str) -> None:
         """End the run after this round: it is evaluated and saved, and its last event gives the reason."""
         if self._wishes.stop is None:
-            self._wishes.stop = _line(reason)
+            self._wishes.stop = _line("stop", reason)
 
     def keep(self, reason: str) -> None:
         """Save the state after this round beside the last one, in place of what was kept before.
@@ -105,7 +107,9 @@ class RunView:
         """
         if self._wishes.round != self.round:
             raise AnysizeError(f"keep() of round {self.round} comes too late: round {self._wishes.round} has ended")
-        self._wishes.keep = _line(reason)
+        if self._wishes.settled:
+            raise AnysizeError("keep() in on_end comes too late; keep a round in on_round or on_evaluation")
+        self._wishes.keep = _line("keep", reason)
 
 
 class Callback:
@@ -135,6 +139,8 @@ class Callback:
         """When the run has ended, by itself or stopped; not after an error or Ctrl-C, since it can be resumed."""
 
 
-def _line(reason: str) -> str:
-    words = "".join(letter if letter.isprintable() else " " for letter in str(reason))
+def _line(verb: str, reason: str) -> str:
+    if not isinstance(reason, str):
+        raise AnysizeError(f"{verb}({reason!r}): give the reason as text, such as {verb}('the loss is low enough')")
+    words = "".join(letter if letter.isprintable() else " " for letter in reason)
     return " ".join(words.split())[:_LONGEST_REASON] or "no reason given"

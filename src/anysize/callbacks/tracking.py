@@ -52,10 +52,12 @@ class Tracker(Callback):
     A subclass says how: `open` a run, `log` numbers of a round, `close`.
     """
 
-    package: ClassVar[str]
-    """What must be installed, which is also the name of the extra."""
+    package: ClassVar[str] = ""
+    """What must be installed, which is also the name of the extra; empty: nothing."""
 
     def check(self, config: ExperimentConfig) -> None:
+        if not self.package:
+            return
         if (missing := needs(f'track.name = "{self.package}"', self.package, self.package)) is not None:
             raise ConfigError(missing)
 

@@ -220,7 +220,8 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     out.print(table)
     for text in budget_lines(made["groups"]):
         say(text)
-    say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample.")
+    say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample; if the method")
+    say("draws a network for every batch, as fjord does, their mean over all that it can draw.")
     say("Activations: held by a training step. Bytes: per client and round. Shipped: inference_bytes of the result.")
     if any(group["same_as"] for group in made["groups"]):
         say("(as A): this group trains the same network as group A.")
@@ -301,7 +302,9 @@ def customize(
                 raise UsageError(f"--{option} {value}: allowed: {', '.join(allowed)}")
         options: dict[str, Any] = {"latency": latency, "key": sign}
         options |= {name: value for name, value in (("runtime", runtime), ("precision", precision)) if value}
-        _bundle(load(directory, best=best), bundle, size.split(",") if size is not None else None, options)
+        made = load(directory, best=best)
+        _say_best(made, best)
+        _bundle(made, bundle, size.split(",") if size is not None else None, options)
         return
     assert to is not None
     if runtime or precision or latency or sign:
@@ -311,6 +314,7 @@ def customize(
     check_path(to)
     limit = budget_of(budget or []) if size is None else None
     made = load(directory, best=best)
+    _say_best(made, best)
     chosen = made.fitting(limit) if limit is not None else made.size(size or "")
     network = made.customize(chosen.label, robustness=robustness)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
@@ -321,10 +325,15 @@ def customize(
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
     if chosen.label not in {offered.label for offered in made.offered}:
         metric = made.experiment.task.metric
-        say(f"width {chosen.width:g} was never trained; its {metric}: anysize evaluate {directory} --size {size}")
+        say(f"width {chosen.width} was never trained; its {metric}: anysize evaluate {directory} --size {size}")
 
 
 app.command("export", hidden=True)(customize)
+
+
+def _say_best(made: Run, best: bool) -> None:
+    if best:
+        say(f"the best round on held-out data: {made.round}")
 
 
 def _bundle(made: Run, path: Path, sizes: list[str] | None, options: dict[str, Any]) -> None:
@@ -364,6 +373,7 @@ def evaluate(
         by_size = {label: m[metric] for label, m in metrics.items()}
         print_json({"metric": metric, metric: by_size, "metrics": metrics} | more)
         return
+    _say_best(made, best)
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
     table = Table("size", *names, box=None, header_style="bold")
     for label, values in metrics.items():
@@ -503,8 +513,10 @@ def _verdict(error: Exception) -> tuple[str, int]:
 def _experiment(file: Path, overrides: Sequence[str]) -> Experiment:
     """The experiment in a file; its mistakes show before PyTorch is loaded."""
     from anysize.config.files import load
+    from anysize.config.names import check_names
 
     config = load(file, overrides)
+    check_names(config)
     from anysize.experiment.experiment import Experiment
 
     return Experiment.from_config(config)
@@ -528,8 +540,10 @@ def _run(
     file: Path, overrides: Sequence[str], directory: Path | None, resume: bool, overwrite: bool, profile: bool = False
 ) -> Run:
     from anysize.config.files import load
+    from anysize.config.names import check_names
 
     config = load(file, overrides)
+    check_names(config)
     with _pool(config) as pool:
         from anysize.experiment.experiment import Experiment
         from anysize.report import write

@@ -44,18 +44,24 @@ def init(
 ) -> None:
     """Make a folder with everything that a fleet needs: certificates, a key for each device, start commands."""
     from anysize.deploy import folder as layout
+    from anysize.deploy.check import tried
     from anysize.deploy.children import free_port
 
     if device and devices is not None:
         raise UsageError("give either --device or --devices")
     wanted = layout.named(device) if device else devices
     plan = layout.planned(file, wanted, host or [], port or free_port(), data)
+    notices = [] if file is None or plan.absent else tried(file)
     layout.lay_out(home, plan, overwrite)
     say(f"{home}: {len(plan.devices)} devices ({', '.join(plan.devices)}), server {plan.hosts[0]}:{plan.port}")
     if plan.files:
         say(f"copied {', '.join(plan.files)} into the folder of each device")
     if plan.absent:
         say(f"not beside the experiment: {', '.join(plan.absent)}; install it on the server and on the devices")
+    if data is None:
+        say("note: no --data given, so every device gets a part of the example's handwritten digits")
+    for notice in notices:
+        say(f"note: {notice}")
     say(f"next: anysize server {home}   and on each device: anysize join {home}/devices/NAME/device.toml")
     say(f"then: anysize run {home / layout.EXPERIMENT} --engine flower --superlink {home}")
 

@@ -145,7 +145,7 @@ def _planned(size: Mapping[str, Any]) -> list[str]:
 
 def shape_text(size: Mapping[str, Any]) -> str:
     """A size in words: its width, and depth and mask where it has them."""
-    parts = [f"{size['width']:g}"] if size["width"] != 1 or size["depth"] is None else []
+    parts = [repr(float(size["width"]))] if size["width"] != 1 or size["depth"] is None else []
     parts += [f"depth {size['depth']}"] if size["depth"] is not None else []
     return ", ".join([*parts, *([f"mask {size['mask']:g}"] if size["mask"] else [])])
 

@@ -462,6 +462,12 @@ class TrackConfig(Table):
     options: Options = Field(default_factory=dict)
     """Keyword arguments of its class in `anysize.callbacks`."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.options and self.name == "none":
+            raise_problems(["track.options: given without track.name, which they are for; give both"])
+        return self
+
 
 class ExperimentConfig(Table):
     """A complete, checked experiment.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from anysize import config as configs
 from anysize.deploy import device_file, own_data
 from anysize.deploy.affordable import Costs
 from anysize.deploy.device_file import DeviceConfig
@@ -27,11 +28,25 @@ def checked(file: Path) -> str:
     beside = device.path(EXPERIMENT)
     try:
         return _against(device, beside) if beside.is_file() else _alone(device)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's module may end the process when it is imported
         why = str(error) if isinstance(error, AnysizeError) else told(error)
         place = f"\nChecked against {beside}; if the server has another experiment by now, copy it there"
         advice = place if beside.is_file() else ""
         raise ConfigError(f"device '{device.name}' could not take part: {why}{advice}") from error
+
+
+def tried(file: Path) -> list[str]:
+    """What the user should know before a fleet is laid out for an experiment file: the notices of a plan.
+
+    Raises:
+        AnysizeError: the experiment cannot run on a fleet, for a reason that shows without its data.
+    """
+    experiment = Experiment.from_config(configs.load(file))
+    experiment.tabulates = False  # that takes data
+    refuse_upper_bounds(experiment.method)
+    experiment.check_options()
+    with weightless(), experiment.blamed("the trial of the experiment"):
+        return experiment.notices()
 
 
 def _against(device: DeviceConfig, beside: Path) -> str:

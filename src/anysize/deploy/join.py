@@ -24,6 +24,8 @@ _STEADY_SECONDS = 120.0  # a process that ran this long ended for a new reason
 CHECKED, REASON = "checked", "reason"
 """Files beside the worker's settings: it has tried the device's code and data; why the device could not take part."""
 
+WORKER = "worker"
+
 Say = Callable[[str], None]
 Until = Callable[[], bool]
 
@@ -51,10 +53,10 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
         write_private(folder / "worker.json", json.dumps(told).encode())
         commands = {
             "SuperNode": supernode(device, port, folder / "secret", insecure),
-            "worker": [sys.executable, "-m", "anysize.deploy.worker", str(folder / "worker.json")],
+            WORKER: [sys.executable, "-m", "anysize.deploy.worker", str(folder / "worker.json")],
         }
-        say(f"{device.name} joins {device.server}")
-        keep_up(children, commands, {"FLWR_HOME": str(folder / "flower")}, say, until, folder / REASON)
+        say(f"{device.name} tries its code and data, and then joins {device.server}")
+        keep_up(children, commands, {"FLWR_HOME": str(folder / "flower")}, say, until, folder)
 
 
 def keep_up(
@@ -63,19 +65,21 @@ def keep_up(
     more: Mapping[str, str],
     say: Say,
     until: Until,
-    reason: Path,
+    folder: Path,
 ) -> None:
-    """Run the commands, and restart those that end, after a growing pause.
+    """Run the commands, and restart those that end, after a growing pause; only the worker runs before it has checked.
 
     The network may be down for a while, and a training step may run out of memory: a device recovers by itself.
 
     Raises:
-        ConfigError: the worker found that the device could not take part, and wrote why into the file `reason`.
+        ConfigError: the worker found that the device could not take part, and wrote why into `folder`.
     """
+    reason = folder / REASON
     began, pauses = dict.fromkeys(commands, 0.0), dict.fromkeys(commands, _FIRST_PAUSE)
     due = dict.fromkeys(commands, 0.0)
     while not until():
-        for name in [name for name, when in due.items() if when <= time.monotonic()]:
+        may_connect = (folder / CHECKED).exists()
+        for name in [n for n, when in due.items() if when <= time.monotonic() and (may_connect or n == WORKER)]:
             children.start(name, commands[name], more=more)
             began[name] = time.monotonic()
             del due[name]

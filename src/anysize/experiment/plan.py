@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, fields
 
+from anysize.client.work import needs_calibration
 from anysize.cost.count import Cost, trained
 from anysize.errors import ConfigError, DataError
 from anysize.experiment.estimating import estimates
@@ -113,7 +114,7 @@ def leaves_the_device(experiment: Experiment) -> list[str]:
         leaves[0] += " (norm layers stay)"
     if experiment.context.classes is not None and tricks.classwise_head:
         leaves.append("which classes it holds (for tricks.classwise_head)")
-    if tricks.batch_norm in ("batch", "calibrated"):
+    if needs_calibration(experiment.context):
         leaves.append("mean and variance of the inputs of each batch-norm, when it calibrates")
     if "clients" in config.evaluation.on or asks_held_out(experiment.method):
         what = "sums and counts" if config.tells("samples") else "means"

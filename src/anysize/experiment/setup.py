@@ -565,6 +565,10 @@ class Setup:
             )
 
 
+# Python names a function by this where it was called with a wrong argument, and users know the class derived from it.
+Setup.__init__.__qualname__ = "Experiment.__init__"
+
+
 def limits_activations(devices: DevicesConfig) -> bool:
     """Whether any device's budget, or what capacities are fractions of, limits activation memory."""
     budgets = (*(group.budget for group in devices.groups), *devices.budgets)

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
+from anysize.config.names import METHODS, PLUGINS
 from anysize.config.options import received, writable
 from anysize.config.own_code import by_name
 from anysize.elastic.skeleton import fill, tensors_of
@@ -96,21 +97,7 @@ __all__ = [
     "tensors_of",
 ]
 
-_METHODS: dict[str, type[Method[Any]]] = {
-    "elf": ELF,
-    "fedavg": FedAvg,
-    "fedhm": FedHM,
-    "fjord": FjORD,
-    "flanc": FLANC,
-    "heterofl": HeteroFL,
-    "ladder": Ladder,
-    "oat": OAT,
-    "origdrop": OrigDrop,
-    "prism": PriSM,
-    "sheterofl": SHeteroFL,
-    "splitmix": SplitMix,
-}
-_ENTRY_POINTS = "anysize.methods"
+_METHODS: dict[str, type[Method[Any]]] = {name: globals()[kind] for name, kind in METHODS.items()}
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Method[Any]:
@@ -169,7 +156,7 @@ def _plugins(name: str | None = None) -> dict[str, type[Method[Any]]]:
 @cache
 def _installed() -> EntryPoints:
     """The methods of other packages; to find them takes a look at every installed package."""
-    return entry_points(group=_ENTRY_POINTS)
+    return entry_points(group=PLUGINS)
 
 
 def _kind(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anysize.config.names import MODELS
 from anysize.config.options import defaults as defaults_of
 from anysize.config.options import option_problems, received, writable
 from anysize.config.own_code import by_name
@@ -18,23 +19,9 @@ from anysize.models import attention, convolutional, dense, hub, recurrent, resi
 from anysize.rng import derive
 from anysize.tasks import Classification, Task
 
+_FILES = {file.__name__.rpartition(".")[2]: file for file in (attention, convolutional, dense, recurrent, residual)}
 _MODELS: dict[str, Callable[..., nn.Module]] = {
-    "alexnet": convolutional.alexnet,
-    "char-lstm": recurrent.char_lstm,
-    "digits-cnn": convolutional.digits_cnn,
-    "elf-cnn": convolutional.elf_cnn,
-    "femnist-cnn": convolutional.femnist_cnn,
-    "flanc-cnn": convolutional.flanc_cnn,
-    "mlp": dense.mlp,
-    "preresnet18": residual.preresnet18,
-    "resnet14": residual.resnet14,
-    "resnet18": residual.resnet18,
-    "resnet20": residual.resnet20,
-    "resnet32": residual.resnet32,
-    "small-cnn": convolutional.small_cnn,
-    "text-lstm": recurrent.text_lstm,
-    "vgg11": convolutional.vgg11,
-    "vit-tiny": attention.vit_tiny,
+    name: getattr(_FILES[file], name.replace("-", "_")) for name, file in MODELS.items()
 }
 _GIVEN = ("input_shape", "classes")
 """Parameters that follow from the data and are no options."""

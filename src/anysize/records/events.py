@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from anysize.callbacks.base import Evaluation
+from anysize.config.tables import ExperimentConfig
 from anysize.errors import CheckpointError
 from anysize.records.directory import EVENTS, saved_config
 from anysize.wire import Json
@@ -52,8 +54,15 @@ def by_round_and_size(directory: Path) -> list[Json]:
     Raises:
         CheckpointError: the events are damaged.
     """
-    try:
+    with _intact(directory):
         return _rows(directory)
+
+
+@contextmanager
+def _intact(directory: Path) -> Iterator[None]:
+    """Inside, an event that lacks something, or has something else there, is an error that names the file."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise CheckpointError(
             f"{directory / EVENTS} is damaged ({type(error).__name__}: {error}); restore an intact copy of it"
@@ -63,13 +72,17 @@ def by_round_and_size(directory: Path) -> list[Json]:
 def _rows(directory: Path) -> list[Json]:
     start = next(event for event in read_events(directory / EVENTS) if event["event"] == "start")
     of_rounds = ("train_loss", "bytes_down", "bytes_up", "seconds")
+    events = history(directory)
+    measured = [evaluation_in(event, start) or Evaluation(event["round"]) for event in events]
+    metrics = dict.fromkeys((name for found in measured for own in found.test.values() for name in own), math.nan)
+    judged = any(found.held_out for found in measured)
     rows = []
-    for event in history(directory):
-        found = evaluation_in(event, start) or Evaluation(event["round"])
+    for event, found in zip(events, measured):
         whole = {name: event.get(name) for name in of_rounds}
         for label in dict.fromkeys([*(size["label"] for size in start["sizes"]), *found.held_out]):
-            own = {"held_out": found.held_out.get(label, math.nan)}
-            rows.append({"round": event["round"], "size": label} | dict(found.test.get(label, {})) | own | whole)
+            own = {"held_out": found.held_out.get(label, math.nan)} if judged else {}
+            tested = metrics | dict(found.test.get(label, {}))
+            rows.append({"round": event["round"], "size": label} | tested | own | whole)
     return rows
 
 
@@ -110,8 +123,17 @@ def known(value: float | None) -> float:
 
 
 def status(directory: Path) -> Json:
-    """The progress of a run: its last finished round, its latest metrics, and its devices."""
+    """The progress of a run: its last finished round, its latest metrics, and its devices.
+
+    Raises:
+        CheckpointError: the events are damaged.
+    """
     config = saved_config(directory)
+    with _intact(directory):
+        return _progress(directory, config)
+
+
+def _progress(directory: Path, config: ExperimentConfig) -> Json:
     events = read_events(directory / EVENTS)
     start = next((event for event in events if event["event"] == "start"), {"metric": "accuracy"})
     rounds = history(directory)

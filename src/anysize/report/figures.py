@@ -124,7 +124,8 @@ def training_loss(record: Record) -> Figure | None:
         name="training-loss",
         section="rounds",
         title="Training loss over rounds",
-        caption="Mean over the participants of each round, whatever their size.",
+        caption="Mean over the participants of each round, whatever their size, of what each one minimised: for some "
+        "methods the sum over several widths, so compare it only between runs of one method.",
         keys=("round", "train_loss"),
         rows=rows,
         chart=Lines((curve,), round_axis(), loss),

@@ -46,9 +46,9 @@ class Hooks:
         for callback in self._callbacks:
             try:
                 callback.check(config)
-            except AnysizeError:
-                raise
             except (Exception, SystemExit) as error:
+                if _is_plain(callback, error):
+                    raise
                 raise ConfigError(f"{_whose(callback)}, check: {told(error)}") from error
 
     def begin(self, config: ExperimentConfig, round: int) -> None:
@@ -89,7 +89,8 @@ class Hooks:
             self._call("on_evaluation")
 
     def end(self, stopped: str | None) -> None:
-        """`on_end`."""
+        """`on_end`; what the run leaves is settled by then."""
+        self.wishes.settled = True
         self._call("on_end", stopped)
 
     def _note(self, event: Json) -> bool:
@@ -103,16 +104,16 @@ class Hooks:
         for callback in self._callbacks:
             try:
                 getattr(callback, moment)(self._view(stopped))
-            except AnysizeError:
-                raise
             except (Exception, SystemExit) as error:
+                if _is_plain(callback, error):
+                    raise
                 raise AnysizeError(
                     f"{_whose(callback)}, {moment}, after round {self.wishes.round}: "
                     f"{told(error)}. The run is saved as far as that; go on with resume=True"
                 ) from error
 
     def _view(self, stopped: str | None) -> RunView:
-        """The run at this moment; each callback gets its own copy of the event."""
+        """The run at this moment; each callback gets its own copy of what it could change."""
         return RunView(
             id=self._id,
             directory=self._directory,
@@ -121,13 +122,22 @@ class Hooks:
             higher_is_better=self._start["higher_is_better"],
             round=self.wishes.round,
             event=copy.deepcopy(self._event),
-            evaluations=tuple(self._evaluations),
+            evaluations=tuple(copy.deepcopy(self._evaluations)),
             kept=self.kept,
             stopped=stopped,
             _wishes=self.wishes,
         )
 
 
+def _is_plain(callback: Callback, error: BaseException) -> bool:
+    """Whether an error says enough by itself: one of ours, from a callback of ours."""
+    return isinstance(error, AnysizeError) and _is_ours(callback)
+
+
+def _is_ours(callback: Callback) -> bool:
+    return type(callback).__module__.startswith("anysize.")
+
+
 def _whose(callback: Callback) -> str:
-    whose = "anysize's" if type(callback).__module__.startswith("anysize.") else "your"
+    whose = "anysize's" if _is_ours(callback) else "your"
     return f"{whose} callback {type(callback).__name__}"

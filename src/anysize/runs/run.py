@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,8 @@ def load(directory: str | Path, *, best: bool = False, **live: Any) -> Run:
         best: take the state after the best round, which `callbacks.keep_best` keeps, not that after the last.
         **live: `model=`, `data=`, `task=` or `method=`, if the run was made with objects that a file cannot name.
     """
+    if not isinstance(directory, str | PathLike):
+        raise CheckpointError(f"load({directory!r}): give the path of a run directory")
     return Run(Path(directory), None, best, **live)
 
 
@@ -103,8 +106,8 @@ class Run:
     def frame(self) -> pandas.DataFrame:
         """The numbers of every round as a pandas DataFrame, a row for each round and size.
 
-        Its columns are round, size, the metrics on the test set, held_out (the metric on the clients' held-out data),
-        and what the whole round had: train_loss, bytes_down, bytes_up, seconds. NaN: not measured.
+        Its columns are round, size, the metrics on the test set, held_out (the metric on the clients' held-out data, if
+        they were asked), and what the whole round had: train_loss, bytes_down, bytes_up, seconds. NaN: not measured.
 
         Raises:
             AnysizeError: pandas is not installed.
