@@ -77,9 +77,11 @@ def check_path(path: Path, endings: Collection[str] | None = None) -> None:
     if path.suffix.lower() not in known:
         given, ending = path.suffix or path.name, path.suffix.lower()
         if endings is not None and ending in _FORMATS:
-            raise ModelError(f"{path}: a bundle ends in {', '.join(known)}; one network as {ending}: --size with --to")
+            raise ModelError(
+                f"{path}: a bundle of sizes ends in {', '.join(known)}; {ending} holds one customised size"
+            )
         if ending == ".anysize":
-            raise ModelError(f"{path}: .anysize is a bundle of sizes: --bundle; one network is {', '.join(_FORMATS)}")
+            raise ModelError(f"{path}: .anysize holds a bundle of sizes; one network is {', '.join(_FORMATS)}")
         raise ModelError(unknown("export format", given, known))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
