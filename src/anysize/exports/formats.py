@@ -75,14 +75,12 @@ def check_path(path: Path, endings: Collection[str] | None = None) -> None:
     """Refuse a path that no network can be written to; by default, one that `export` cannot write."""
     known = _FORMATS if endings is None else endings
     if path.suffix.lower() not in known:
-        given, ending = path.suffix or path.name, path.suffix.lower()
+        ending, listed = path.suffix.lower(), ", ".join(known)
         if endings is not None and ending in _FORMATS:
-            raise ModelError(
-                f"{path}: a bundle of sizes ends in {', '.join(known)}; {ending} holds one customised size"
-            )
+            raise ModelError(f"{path}: a bundle of sizes ends in {listed}; {ending} holds one customised size")
         if ending == ".anysize":
-            raise ModelError(f"{path}: .anysize holds a bundle of sizes; one network is {', '.join(_FORMATS)}")
-        raise ModelError(unknown("export format", given, known))
+            raise ModelError(f"{path}: .anysize holds a bundle of sizes; one network is {listed}")
+        raise ModelError(unknown("export format", path.suffix or path.name, known))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.is_dir():
