@@ -654,6 +654,8 @@ def test_the_command_line_writes_a_bundle(
     for more in wrong:
         assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", path, *more)[0] == 2
     assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", tmp_path / "net.zip")[0] == 2
+    _, _, err = small.call(monkeypatch, capsys, "customize", directory, "--bundle", tmp_path / "net.onnx")
+    assert "a bundle of sizes ends in .anysize; .onnx holds one customised size" in err
     assert small.call(monkeypatch, capsys, "customize", directory)[0] == 2
 
 

@@ -18,6 +18,7 @@ import torch
 import anysize as az
 import small
 from anysize.callbacks import Callback, EarlyStopping, Evaluation, KeepBest, RunView, Wishes
+from anysize.callbacks.tracking import Tracker
 from anysize.comparisons.outcomes import is_finished
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.brief import Brief
@@ -106,11 +107,14 @@ def test_what_a_callback_does_to_its_view_changes_nothing(tmp_path: Path) -> Non
     class Vandal(Callback):
         def on_round(self, run: RunView) -> None:
             run.event["clients"].clear()
+            for evaluation in run.evaluations:
+                evaluation.held_out.clear()  # type: ignore[attr-defined]
             with pytest.raises(AttributeError):
                 run.round = 7  # type: ignore[misc]
 
     listener = Listener()
-    run = small.experiment(rounds=1).run(tmp_path / "run", callbacks=[Vandal(), listener])
+    run = small.experiment(rounds=1, evaluate_every=1, **JUDGED).run(tmp_path / "run", callbacks=[Vandal(), listener])
+    assert set(listener.heard[-1][1].evaluations[0].held_out) == {"0.5", "1.0"}
     assert len(run.history[0]["clients"]) == len(listener.heard[1][1].event["clients"]) == 6
 
 
@@ -156,6 +160,55 @@ def test_a_failing_callback_is_named_with_its_line_and_its_round_is_saved(tmp_pa
     assert checkpoints.round_of(tmp_path / "run") == 2
     resumed = experiment.run(tmp_path / "run", resume=True)
     assert [event["round"] for event in resumed.history] == [1, 2, 3]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even this")
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [(ConfigError("no licence"), "ConfigError: no licence"), (Unspeakable(), "Unspeakable: .its text cannot be read.")],
+)
+def test_an_error_of_any_kind_names_the_callback_that_raised_it(tmp_path: Path, error: Exception, said: str) -> None:
+    class Failing(Callback):
+        def on_round(self, run: RunView) -> None:
+            raise error
+
+    class Strict(Callback):
+        def check(self, config: Any) -> None:
+            raise error
+
+    with pytest.raises(AnysizeError, match=f"your callback Failing, on_round, after round 1: {said}"):
+        small.experiment(rounds=1).run(tmp_path / "run", callbacks=[Failing()])
+    with pytest.raises(ConfigError, match=f"your callback Strict, check: {said}"):
+        small.experiment(rounds=1).run(tmp_path / "other", callbacks=[Strict()])
+
+
+def test_keeping_a_round_when_the_run_has_ended_is_refused_by_name(tmp_path: Path) -> None:
+    class Late(Callback):
+        def on_end(self, run: RunView) -> None:
+            run.keep("the last one")
+
+    with pytest.raises(AnysizeError, match=r"your callback Late, on_end.*keep\(\) in on_end comes too late"):
+        small.experiment(rounds=1).run(tmp_path / "run", callbacks=[Late()])
+
+
+def test_a_tracker_of_ones_own_needs_no_package(tmp_path: Path) -> None:
+    class Printer(Tracker):
+        def open(self, run: RunView) -> None:
+            self.seen: list[int] = []
+
+        def log(self, values: Any, round: int) -> None:
+            self.seen.append(round)
+
+        def close(self) -> None:
+            self.closed = True
+
+    printer = Printer()
+    small.experiment(rounds=1).run(tmp_path / "run", callbacks=[printer])
+    assert (printer.seen, printer.closed) == ([1, 1], True)
 
 
 # Stopping
@@ -223,6 +276,9 @@ def test_reasons_are_printable(tmp_path: Path) -> None:
     view = RunView("id", tmp_path, small.config(), "accuracy", True, 1, {}, (), None, None, wishes)
     view.stop("\ud800 \x1b[31mred")
     assert wishes.stop == "[31mred"
+    for ask in (view.stop, view.keep):
+        with pytest.raises(AnysizeError, match="give the reason as text"):
+            ask(None)  # type: ignore[arg-type]
 
 
 def test_a_stopped_run_is_a_finished_run_that_says_why(tmp_path: Path) -> None:
@@ -435,7 +491,8 @@ def test_the_command_line_takes_the_best_round(
         found[flags] = json.loads(out)["accuracy"]
     assert found == {(): run.history[1]["accuracy"], ("--best",): run.history[0]["accuracy"]}
     to = tmp_path / "net.safetensors"
-    assert small.call(monkeypatch, capsys, "customize", run.directory, "--best", "--size", "0.5", "--to", to)[0] == 0
+    code, out, _ = small.call(monkeypatch, capsys, "customize", run.directory, "--best", "--size", "0.5", "--to", to)
+    assert (code, "the best round on held-out data: 1" in out) == (0, True)
     assert "best round, which --best takes: 1" in small.call(monkeypatch, capsys, "status", run.directory)[1]
 
 
@@ -567,6 +624,11 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"needs mlflow, not installed: pip install"):
         small.experiment(track={"name": "mlflow"}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_options_of_no_tracker_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"track\.options: given without track\.name"):
+        small.config(track={"options": {"folder": "x"}})
 
 
 def test_unknown_options_of_a_tracker_are_refused(tmp_path: Path) -> None:

@@ -450,3 +450,20 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.wait(timeout=60)
+
+
+def test_a_plan_names_no_statistics_of_a_network_without_batch_norm(call: Call, source: Path) -> None:
+    network = ["--set", "model.name=mlp", "--set", "model.options={hidden=[8]}"]
+    code, out, _ = call("plan", source, *network, "--json")
+    made = json.loads(out)
+    assert (code, made["statistics"]) == (0, [])
+    assert not [what for what in made["leaves_the_device"] if "batch-norm" in what]
+
+
+def test_every_command_writes_a_full_size_in_one_way(call: Call, source: Path) -> None:
+    _, out, _ = call("plan", source, "--json")
+    labels = [group["size"] for group in json.loads(out)["groups"]]
+    _, out, _ = call("plan", source)
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] and line.split()[0] in labels]
+    assert [row[2] for row in rows] == labels
+    assert labels[-1] == "1.0"

@@ -7,7 +7,7 @@ import io
 import math
 import re
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -250,3 +250,36 @@ def test_the_page_escapes_names_and_links_to_files_that_exist(tmp_path: Path) ->
     files = {link for link in links if not link.startswith("#") and "seed-" not in link and link != "a"}
     assert {"compare.csv", "compare/curves.csv", "compare/target.csv"} <= files
     assert [link for link in files if link.endswith(".csv") and not (tmp_path / link).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<script>alert(1)</script>",
+        "a | b",
+        "a & b",
+        "a_b",
+        "100 %",
+        "two\nlines\n\nthree",
+        "x, y",
+        "=1+1",
+        "\\input{x}",
+    ],
+)
+def test_names_of_methods_and_settings_do_no_harm_in_any_file(tmp_path: Path, name: str) -> None:
+    runs = [outcome(label, seed, {"1.0": [0.3, 0.4]}) for label in (name, "b") for seed in (0, 1)]
+    runs = [replace(run, setting=name) for run in runs]
+    made = tabulate(runs, CompareConfig(), tmp_path)
+    write(made)
+    body = page_of(made)
+    assert name.split() == "".join(body.find(".//h2").itertext()).split()  # type: ignore[union-attr]
+    for path in (tmp_path / "compare.csv", tmp_path / "compare" / "curves.csv"):
+        rows = list(csv.DictReader(path.open(newline="")))
+        assert {row["method"].removeprefix("'") for row in rows} == {name, "b"}
+        assert not [cell for row in rows for cell in row.values() if cell.startswith("=")]
+    lines = to_latex(made).splitlines()
+    table = lines[lines.index("\\toprule") : lines.index("\\bottomrule")]
+    assert sum(line.replace("\\&", "").count("&") == 2 for line in table) == 3  # the head and both methods
+    assert all(line.startswith("\\") or line.endswith("\\\\") for line in table)
+    assert not re.search(r"(?<!\\)[%#_$](?!\\)", table[2] + table[3].partition("$")[0])
+    assert "\\input" not in "".join(table)

@@ -668,6 +668,58 @@ def test_a_device_that_could_not_take_part_is_told_at_once_why(own_code: Path, o
         check.checked(path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (None, "def network(:", r"SyntaxError: .*mine\.py"),
+        (None, "def again(): again()\nagain()", "RecursionError"),
+        (None, "import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("return helping.small(input_shape, classes)", "return 'net'", "returned a str; it must return an nn.Module"),
+        ("return az.Share(", "return dict(", "returned a dict; for a device it must return an anysize.Share"),
+        ("def load(", "load = 7\ndef other(", "is a int; it must be a function"),
+    ],
+)
+def test_a_device_with_broken_code_is_told_why_it_could_not_take_part(
+    own_code: Path, old: str | None, new: str, why: str
+) -> None:
+    file = own_code / "devices" / "cam" / "mine.py"
+    text = file.read_text()
+    assert old is None or text.count(old) == 1
+    file.write_text(new if old is None else text.replace(old, new))
+    with pytest.raises(ConfigError, match=f"(?s)device 'cam' could not take part: .*{why}"):
+        check.checked(file.with_name("device.toml"))
+
+
+def test_a_device_connects_once_its_code_and_data_were_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joining = importlib.import_module("anysize.deploy.join")
+    started: list[str] = []
+    seen: list[list[str]] = []
+
+    def until() -> bool:
+        seen.append(list(started))
+        if len(seen) == 3:
+            (tmp_path / joining.CHECKED).touch()
+        return len(seen) > 3
+
+    processes = SimpleNamespace(start=lambda name, command, more: started.append(name), ended=list)
+    monkeypatch.setattr(joining.interrupts, "pause", lambda seconds: None)
+    joining.keep_up(processes, {"SuperNode": [], "worker": []}, {}, print, until, tmp_path)
+    assert seen == [[], ["worker"], ["worker"], ["worker", "SuperNode"]]
+
+
+def test_a_fleet_is_laid_out_only_for_an_experiment_that_could_run_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, home = tmp_path / "own.toml", tmp_path / "fleet"
+    file.write_text(EXPERIMENT.replace("classwise_head = false\n", ""))
+    init = ("deploy", "init", home, file, "--device", "cam=0.5", "--port", "0")
+    code, _, err = small.call(monkeypatch, capsys, *init)
+    assert (code, "classwise_head" in err, home.exists()) == (2, True, False)
+    file.write_text(EXPERIMENT)
+    code, said, _ = small.call(monkeypatch, capsys, *init)
+    assert (code, "no --data given, so every device gets a part of the example's" in said) == (0, True)
+
+
 @pytest.mark.slow
 def test_join_ends_with_the_reason_when_the_device_could_not_take_part(
     own_code: Path, monkeypatch: pytest.MonkeyPatch

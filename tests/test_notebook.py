@@ -15,7 +15,7 @@ import pytest
 import anysize as az
 import small
 from anysize.errors import AnysizeError, CheckpointError
-from anysize.records.events import by_round_and_size
+from anysize.records.events import by_round_and_size, status
 from anysize.runs import progress
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_run.ipynb"
@@ -80,6 +80,24 @@ def test_a_frame_of_damaged_events_is_refused(run: az.Run, tmp_path: Path, old: 
     (tmp_path / "events.jsonl").write_text((run.directory / "events.jsonl").read_text().replace(old, new))
     with pytest.raises(CheckpointError, match=r"events\.jsonl is damaged"):
         by_round_and_size(tmp_path)
+    if old == '"metric"':
+        (tmp_path / "config.toml").write_text((run.directory / "config.toml").read_text())
+        with pytest.raises(CheckpointError, match=r"events\.jsonl is damaged"):
+            status(tmp_path)
+
+
+def test_the_columns_of_a_frame_have_one_order_and_what_nobody_asked_for_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    run = small.experiment(rounds=2, evaluate_every=2).run(tmp_path / "run")
+    expected = ["round", "size", "accuracy", "loss", "train_loss", "bytes_down", "bytes_up", "seconds"]
+    assert list(run.frame().columns) == expected
+
+
+def test_wrong_arguments_are_answered_by_the_names_that_a_user_knows() -> None:
+    with pytest.raises(TypeError, match=r"^Experiment\.__init__\(\) got an unexpected keyword argument 'callbacks'"):
+        az.Experiment(data="digits", clients=2, model="mlp", method="fedavg", callbacks=[])  # type: ignore[call-arg]
+    with pytest.raises(CheckpointError, match=r"load\(None\): give the path of a run directory"):
+        az.load(None)  # type: ignore[arg-type]
 
 
 def test_a_run_writes_its_report(run: az.Run) -> None:

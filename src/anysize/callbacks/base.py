@@ -97,8 +97,8 @@ class RunView:
 
     def stop(self, reason: str) -> None:
         """End the run after this round: it is evaluated and saved, and its last event gives the reason."""
-        if self._wishes.stop is None:
-            self._wishes.stop = _line("stop", reason)
+        line = _line("stop", reason)
+        self._wishes.stop = self._wishes.stop or line  # the first reason counts
 
     def keep(self, reason: str) -> None:
         """Save the state after this round beside the last one, in place of what was kept before.

@@ -93,7 +93,7 @@ def to_latex(made: Comparison) -> str:
     unit = ", in percent" if in_percent(made) else ""
     spread = f", mean $\\pm$ standard deviation over {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
     judged = "test set" if made.judged_on == "test" else "clients' held-out data"
-    lines += ["\\bottomrule", "\\end{tabular}", f"% {made.metric}{unit}, {judged}, round {made.rounds}{spread}"]
+    lines += ["\\bottomrule", "\\end{tabular}", f"% {_tex(made.metric)}{unit}, {judged}, round {made.rounds}{spread}"]
     return "\n".join(lines) + "\n"
 
 
@@ -144,5 +144,6 @@ def _tex(text: str) -> str:
     >>> print(_tex("40 % at 0.4 & more_"))
     40 \\% at 0.4 \\& more\\_
     """
-    special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+    special = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+    signs = {sign: f"\\text{name}{{}}" for sign, name in special.items()} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    return "".join(signs.get(sign, sign if sign.isprintable() else " ") for sign in text)

@@ -83,12 +83,12 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
 def check_path(path: Path, endings: Collection[str] | None = None) -> None:
     """Refuse a path that no network can be written to; by default, one that `export` cannot write."""
     known = _FORMATS if endings is None else endings
-    folder, ending = endings is None and not path.suffix, path.suffix.lower()
+    folder, ending, listed = endings is None and not path.suffix, path.suffix.lower(), ", ".join(known)
     if not folder and ending not in known:
         if endings is not None and ending in _FORMATS:
-            raise ModelError(f"{path}: a bundle ends in {', '.join(known)}; one network as {ending}: --size with --to")
+            raise ModelError(f"{path}: a bundle of sizes ends in {listed}; {ending} holds one customised size")
         if ending == ".anysize":
-            raise ModelError(f"{path}: .anysize is a bundle of sizes: --bundle; one network is {', '.join(_FORMATS)}")
+            raise ModelError(f"{path}: .anysize holds a bundle of sizes; one network is {listed}")
         raise ModelError(unknown("export format", path.suffix or path.name, known))
     if not path.parent.is_dir():
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist")

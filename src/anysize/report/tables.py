@@ -45,16 +45,20 @@ class Table:
 
 
 def csv_text(keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """The rows as CSV: numbers with every digit, missing values empty.
+    """The rows as CSV: numbers with every digit, missing values empty, names that no program takes for a formula.
 
-    >>> csv_text(["size", "accuracy"], [("0.25", 0.1 + 0.2), ("0.5", None)])
-    'size,accuracy\\n0.25,0.30000000000000004\\n0.5,\\n'
+    >>> csv_text(["size", "accuracy"], [("0.25", 0.1 + 0.2), ("0.5", None), ("=1+1", 0.5)])
+    "size,accuracy\\n0.25,0.30000000000000004\\n0.5,\\n'=1+1,0.5\\n"
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(keys)
-    writer.writerows(rows)
+    writer.writerows([*map(_cell, row)] for row in (keys, *rows))
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A cell; a text that begins like a formula gets the quote by which spreadsheets know a text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def count(value: Number | None) -> str:
