@@ -250,5 +250,13 @@ def label_set(target: Tensor, classes: int) -> Tensor:
     >>> label_set(torch.tensor([2, 0, 2]), 4).tolist()
     [True, False, True, False]
     """
-    held = target[target != IGNORED].long()
-    return torch.bincount(held, minlength=classes)[:classes] > 0
+    return label_counts(target, classes)[:classes] > 0
+
+
+def label_counts(target: Tensor, classes: int) -> Tensor:
+    """How often each class occurs in `target`; targets of -100 do not count.
+
+    >>> label_counts(torch.tensor([[2, 0], [2, -100]]), 4).tolist()
+    [1, 0, 2, 0]
+    """
+    return torch.bincount(target[target != IGNORED].long(), minlength=classes)

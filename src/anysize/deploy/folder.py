@@ -30,6 +30,7 @@ from anysize.deploy.certificates import authority, device_key, server_certificat
 from anysize.deploy.own_files import copy_into, own_files
 from anysize.devices.fleet import open_fleet
 from anysize.errors import ConfigError
+from anysize.models import hub
 from anysize.wire import Json
 
 EXPERIMENT, FLEET, README = "experiment.toml", "fleet.toml", "README.md"
@@ -154,7 +155,7 @@ def extend(home: Path, devices: Mapping[str, Json], data: str | None) -> None:
 def _with_code(plan: Plan, config: ExperimentConfig, folders: Sequence[Path]) -> Plan:
     """The plan with the user's own code that it names, from these folders."""
     own = [name for name in (config.model.name, config.method.name, config.task.name) if ":" in name]
-    code, absent = own_files(own, folders)
+    code, absent = own_files([name for name in own if hub.function(name) is None], folders)
     data_code, more = own_files([] if plan.data == EXAMPLE else [plan.data], folders)
     missing = sorted({*absent, *more})
     return replace(plan, allow=own, code=code, data_code=data_code, absent=missing)

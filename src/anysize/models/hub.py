@@ -84,7 +84,7 @@ def hf_config(
     else:
         with _explained(source):
             config = library.AutoConfig.from_pretrained(place or source)
-    strange = [key for key in options if not hasattr(config, key)]
+    strange = [key for key in options if not hasattr(config, key) and not key.endswith("_token_id")]
     if strange:
         known = sorted(key for key in config.to_dict() if not key.startswith("_"))
         raise ModelError("; ".join(unknown(f"option of model 'hf:{source}'", key, known) for key in strange))

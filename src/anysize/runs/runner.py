@@ -54,6 +54,7 @@ from anysize.runs.run import Run
 from anysize.server.calibration import Traffic, calibrate
 from anysize.server.judging import by_group, check_attackable, judged, on_clients, on_test, shuffled, under_attack
 from anysize.server.round import Tally, run_round
+from anysize.tasks import label_counts
 from anysize.wire import Json, Tensors, flatten, restore
 
 _HISTOGRAM_CLIENTS = 200
@@ -607,8 +608,8 @@ def partition_summary(experiment: Experiment) -> Json:
     first = range(min(len(shares), _HISTOGRAM_CLIENTS))
     histogram = None
     if about.classes is not None and about.classes <= 100:
-        labels = [shares.share(client).train.labels().flatten().long() for client in first]
-        histogram = [torch.bincount(own, minlength=about.classes).tolist() for own in labels]
+        labels = [shares.share(client).train.labels() for client in first]
+        histogram = [label_counts(own, about.classes).tolist() for own in labels]
     return {
         "clients": len(shares),
         "classes": about.classes,
