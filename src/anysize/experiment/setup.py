@@ -67,6 +67,7 @@ class Setup:
         tricks: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         engine: str | Mapping[str, Any] | None = None,
+        communication: Mapping[str, Any] | None = None,
         name: str = "experiment",
         seed: int = 0,
         rounds: int = 100,
@@ -89,6 +90,7 @@ class Setup:
             tricks: the [tricks] table.
             evaluation: the [evaluation] table.
             engine: a name, or the [engine] table.
+            communication: the [communication] table.
             name: the name of the run.
             seed: the seed of every random choice.
             rounds: how many rounds the run has.
@@ -116,6 +118,7 @@ class Setup:
         if keep:
             tables["model"]["keep"] = list(keep)
         given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
+        given["communication"] = communication
         given["engine"] = {"name": engine} if isinstance(engine, str) else engine
         tables |= {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items() if v is not None}
         self.config = from_dict(tables)
@@ -381,6 +384,7 @@ class Setup:
             proxy=self._proxy(),
             table=table,
             tells=frozenset(what for what in ("samples", "labels") if self.config.tells(what)),
+            communication=self.config.communication,
             device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
             _skeletons=self._skeletons,
         )

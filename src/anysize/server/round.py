@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from anysize.client.compression import sent_bytes
 from anysize.engines.base import Absence, Engine
 from anysize.methods.base import Method
 from anysize.methods.context import Context
@@ -69,7 +70,7 @@ def run_round(
     """
     tally = Tally()
     sent = _sent(context, method, state, clients, rate, tally)
-    received = _received(staged("train", engine.perform(sent)), tally, on_answer)
+    received = _received(context, staged("train", engine.perform(sent)), tally, on_answer)
     with stage("aggregate"):
         first = next(received, None)
         after = state if first is None else method.aggregate(context, state, chain([first], received))
@@ -90,6 +91,7 @@ def _sent(
 
 
 def _received(
+    context: Context,
     answers: Iterator[Update | Absence],
     tally: Tally,
     on_answer: Callable[[Update | Absence], None],
@@ -100,7 +102,7 @@ def _received(
             tally.missing.append(asdict(answer))
             continue
         client, parts = answer.ticket.client, tally.parts[answer.ticket.client]
-        tally.bytes_up += size_bytes(answer.tensors, answer.to_json())
+        tally.bytes_up += sent_bytes(context.communication, answer)
         about = {"client": client, "size": answer.label, "samples": answer.samples, "loss": answer.loss}
         tally.clients.append(about | ({"parts": list(parts)} if parts else {}))
         if answer.keep:
