@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -31,7 +32,7 @@ from anysize.elastic.slicing import narrow, take
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
 from anysize.exports.bundle import write_bundle
-from anysize.exports.packing import Entry
+from anysize.exports.packing import Entry, Extras
 from anysize.runtime import BundleError, load
 from topologies import TOPOLOGIES
 
@@ -571,8 +572,9 @@ def entry_of(label: str, width: float, network: nn.Module) -> Entry:
 
 REFUSED = {
     "batch_norm_without_statistics": "normalises by the batch at hand",
+    "experts": "which tokens go to which expert depends on the numbers",
+    "from_settings": "len(x) makes the batch size a constant",
     "lstm_projected": "torch.export gives another function",
-    "transformer": "torch.export cannot trace a mask that it must look at",
     "vit_chunk": "len(x) makes the batch size a constant",
     "vit_fused": "len(x) makes the batch size a constant",
     "vit_separate": "len(x) makes the batch size a constant",
@@ -672,3 +674,41 @@ def test_a_bundle_that_an_earlier_version_wrote_gives_the_outputs_that_it_gave_t
     assert list(recorded) == ["0.25", "0.5", "1.0"]
     for label, expected in recorded.items():
         torch.testing.assert_close(runtime.load(bundle, label)(x), torch.tensor(expected), rtol=0, atol=1e-5)
+
+
+class Causal(nn.Module):
+    """Positions that see themselves and what came before, by a mask of minus infinity."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((40, 40), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.read(x)
+        return self.head((seen @ seen.transpose(1, 2) + self.mask).softmax(-1) @ seen)
+
+
+def test_a_mask_may_hold_minus_infinity_and_weights_may_not(tmp_path: Path) -> None:
+    network, x = Causal().eval(), torch.rand(2, 40, 8)
+    signature, axes = Signature((40, 8), False, (), True, 3, 3, None, None, None), trace(network, x)
+    for precision in ("float32", "int8"):
+        path = tmp_path / f"{precision}.anysize"
+        write_bundle([entry_of("1.0", 1.0, network)], path, signature, axes, extras=Extras(precision=precision))
+        assert torch.allclose(load(path)(x), network(x), atol=1e-2 if precision == "int8" else 1e-5)
+        stored = safetensors.torch.load_file(path)
+        assert [name for name, tensor in stored.items() if tensor.isneginf().any()] == ["mask/1.0/mask"]
+        for bad in (torch.nan, torch.inf):
+            worse = {name: tensor.clone() for name, tensor in stored.items()}
+            worse["mask/1.0/mask"][0, 3] = bad
+            with safetensors.safe_open(path, "pt") as file:
+                safetensors.torch.save_file(worse, tmp_path / "worse.anysize", file.metadata())
+            with pytest.raises(BundleError, match="not finite"):
+                load(tmp_path / "worse.anysize", verify=False)(x)
+    for bad, name in ((-torch.inf, "read.weight"), (torch.nan, "mask")):
+        spoilt = copy.deepcopy(network)
+        spoilt.state_dict()[name][0, 0] = bad
+        with pytest.raises(ModelError, match=f"'{name}' has numbers that are not finite"):
+            write_bundle([entry_of("1.0", 1.0, spoilt)], tmp_path / "spoilt.anysize", signature, axes)

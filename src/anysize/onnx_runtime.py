@@ -92,6 +92,9 @@ NOTE = "anysize"
 SMALL = "small"
 """The name of the tensor that holds all small ones in a row, since each would need an entry in the file's header."""
 
+MASK = "mask/"
+"""How the names of the tensors begin that may hold minus infinity: attention masks, which nobody trains."""
+
 UNSIGNED = "0" * 128
 """What stands in place of the signature while a file is signed."""
 
@@ -453,11 +456,11 @@ class _File:
             _demand(scaled, f"the scale of tensor {number} does not fit it")
         return found
 
-    def verify(self, finite: Callable[[str, bytes], bool], key: str | Path | None = None) -> None:
+    def verify(self, finite: Callable[[str, bytes, bool], bool], key: str | Path | None = None) -> None:
         """Refuse a file whose checksum or signature is wrong, or that holds numbers which are not finite.
 
         Args:
-            finite: whether all numbers of that kind in these bytes are finite.
+            finite: whether all numbers of that kind in these bytes are finite, or minus infinity if they are a mask's.
             key: the file with the public key that must have signed the bundle; None to trust any.
         """
         if key is not None:
@@ -477,7 +480,7 @@ class _File:
         if not once or not _signs(key, bytes.fromhex(signature), message):
             raise BundleError(f"{self.path} was changed, or signed with another key than {key}: its signature is wrong")
 
-    def _pieces(self, finite: Callable[[str, bytes], bool] | None = None) -> Iterator[bytes]:
+    def _pieces(self, finite: Callable[[str, bytes, bool], bool] | None = None) -> Iterator[bytes]:
         """The bytes of all tensors in order, each tensor in pieces of whole numbers."""
         try:
             with open(self.path, "rb") as file:
@@ -485,7 +488,8 @@ class _File:
                 for key, length in self.places.values():
                     for begin in range(0, length, _PIECE):
                         piece = file.read(min(_PIECE, length - begin))
-                        if finite is not None and not finite(self._header[key]["dtype"], piece):
+                        about = self._header[key]["dtype"]
+                        if finite is not None and not finite(about, piece, key.startswith(MASK)):
                             raise BundleError(f"{self.path} is damaged: '{key}' has numbers that are not finite")
                         yield piece
         except OSError as error:
@@ -792,7 +796,7 @@ class _Source:
         elif stored.kind == "F16":
             part = part.astype(np.float32)
         part = part if divisor is None else part / np.asarray(divisor, part.dtype)
-        return _checked_finite(part, f"'{stored.key}'")
+        return _checked_finite(part, f"'{stored.key}'", stored.key.startswith(MASK))
 
     def _part(self, number: int, asked: Sequence[Any]) -> Array:
         """A copy of a part of a stored tensor, as it is in the file."""
@@ -809,15 +813,19 @@ class _Source:
         return np.array(whole, order="C")
 
 
-def _finite(kind: str, piece: bytes) -> bool:
-    """Whether all numbers of that kind in these bytes are finite."""
-    return kind not in ("F64", "F32", "F16") or bool(np.isfinite(np.frombuffer(piece, _KINDS[kind])).all())
+def _finite(kind: str, piece: bytes, mask: bool) -> bool:
+    """Whether all numbers of that kind in these bytes are finite; a mask's may be minus infinity."""
+    return kind not in ("F64", "F32", "F16") or _is_finite(np.frombuffer(piece, _KINDS[kind]), mask)
 
 
-def _checked_finite(array: Array, what: str) -> Array:
-    finite = not np.issubdtype(array.dtype, np.floating) or bool(np.isfinite(array).all())
+def _checked_finite(array: Array, what: str, mask: bool = False) -> Array:
+    finite = not np.issubdtype(array.dtype, np.floating) or _is_finite(array, mask)
     _demand(finite, f"{what} has numbers that are not finite")
     return array
+
+
+def _is_finite(array: Array, mask: bool) -> bool:
+    return bool((np.isfinite(array) | (mask & np.isneginf(array))).all())
 
 
 # The graphs ---------------------------------------------------------------------------------------

@@ -160,6 +160,9 @@ NOTE = "anysize"
 SMALL = "small"
 """The name of the tensor that holds all small ones in a row, since each would need an entry in the file's header."""
 
+MASK = "mask/"
+"""How the names of the tensors begin that may hold minus infinity: attention masks, which nobody trains."""
+
 UNSIGNED = "0" * 128
 """What stands in place of the signature while a file is signed."""
 
@@ -521,11 +524,11 @@ class _File:
             _demand(scaled, f"the scale of tensor {number} does not fit it")
         return found
 
-    def verify(self, finite: Callable[[str, bytes], bool], key: str | Path | None = None) -> None:
+    def verify(self, finite: Callable[[str, bytes, bool], bool], key: str | Path | None = None) -> None:
         """Refuse a file whose checksum or signature is wrong, or that holds numbers which are not finite.
 
         Args:
-            finite: whether all numbers of that kind in these bytes are finite.
+            finite: whether all numbers of that kind in these bytes are finite, or minus infinity if they are a mask's.
             key: the file with the public key that must have signed the bundle; None to trust any.
         """
         if key is not None:
@@ -545,7 +548,7 @@ class _File:
         if not once or not _signs(key, bytes.fromhex(signature), message):
             raise BundleError(f"{self.path} was changed, or signed with another key than {key}: its signature is wrong")
 
-    def _pieces(self, finite: Callable[[str, bytes], bool] | None = None) -> Iterator[bytes]:
+    def _pieces(self, finite: Callable[[str, bytes, bool], bool] | None = None) -> Iterator[bytes]:
         """The bytes of all tensors in order, each tensor in pieces of whole numbers."""
         try:
             with open(self.path, "rb") as file:
@@ -553,7 +556,8 @@ class _File:
                 for key, length in self.places.values():
                     for begin in range(0, length, _PIECE):
                         piece = file.read(min(_PIECE, length - begin))
-                        if finite is not None and not finite(self._header[key]["dtype"], piece):
+                        about = self._header[key]["dtype"]
+                        if finite is not None and not finite(about, piece, key.startswith(MASK)):
                             raise BundleError(f"{self.path} is damaged: '{key}' has numbers that are not finite")
                         yield piece
         except OSError as error:
@@ -920,7 +924,7 @@ class _Source:
         if stored.scale is not None:
             scale = self._fetch(self.file.stored[stored.scale], ends[:1])
             tensor *= scale.reshape(-1, *[1] * (tensor.dim() - 1))
-        return _checked_finite(tensor, f"'{stored.key}'").to(self.device)
+        return _checked_finite(tensor, f"'{stored.key}'", stored.key.startswith(MASK)).to(self.device)
 
     def _fetch(self, stored: _Stored, ends: Sequence[int]) -> Tensor:
         """The first entries of a stored tensor along each axis, as they are in the file."""
@@ -957,16 +961,20 @@ def _in_memory(stored: _Stored) -> torch.dtype:
     return torch.float32 if stored.scale is not None or stored.kind in ("F16", "BF16") else _KINDS[stored.kind]
 
 
-def _finite(kind: str, piece: bytes) -> bool:
-    """Whether all numbers of that kind in these bytes are finite."""
+def _finite(kind: str, piece: bytes, mask: bool) -> bool:
+    """Whether all numbers of that kind in these bytes are finite; a mask's may be minus infinity."""
     dtype = _KINDS[kind]
-    return not dtype.is_floating_point or bool(torch.frombuffer(bytearray(piece), dtype=dtype).isfinite().all())
+    return not dtype.is_floating_point or _is_finite(torch.frombuffer(bytearray(piece), dtype=dtype), mask)
 
 
-def _checked_finite(tensor: Tensor, what: str) -> Tensor:
-    finite = not tensor.is_floating_point() or tensor.is_meta or bool(tensor.isfinite().all())
+def _checked_finite(tensor: Tensor, what: str, mask: bool = False) -> Tensor:
+    finite = not tensor.is_floating_point() or tensor.is_meta or _is_finite(tensor, mask)
     _demand(finite, f"{what} has numbers that are not finite")
     return tensor
+
+
+def _is_finite(tensor: Tensor, mask: bool) -> bool:
+    return bool((tensor.isfinite() | tensor.isneginf() if mask else tensor.isfinite()).all())
 
 
 def _first(tensor: Tensor, ends: Sequence[int]) -> Tensor:

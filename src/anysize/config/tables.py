@@ -425,6 +425,26 @@ class EngineConfig(Table):
     """On a fleet: the run stops after this many rounds in a row with too few answers."""
 
 
+class CommunicationConfig(Table):
+    """In which form a client's update travels, the same for every method.
+
+    >>> CommunicationConfig(update="top-k").keep
+    0.1
+    """
+
+    table: ClassVar[str] = "communication"
+    update: Literal["float32", "float16", "int8", "top-k"] = "float32"
+    """How the change of each weight of 1,024 entries or more is sent: in 16 or 8 bits, or only its largest entries.
+    What int8 and top-k leave out stays with the client, for its next update."""
+    keep: Part = 0.1
+    """top-k: the fraction of a weight's entries that is sent."""
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether a client keeps what its update leaves out."""
+        return self.update in ("int8", "top-k")
+
+
 class CallbacksConfig(Table):
     """What happens between rounds: early stopping, the best round, and your own callbacks.
 
@@ -500,6 +520,7 @@ class ExperimentConfig(Table):
     adversary: AdversaryConfig = Field(default_factory=AdversaryConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    communication: CommunicationConfig = Field(default_factory=CommunicationConfig)
     callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig)
     track: TrackConfig = Field(default_factory=TrackConfig)
     compare: CompareConfig | None = None
@@ -526,6 +547,8 @@ class ExperimentConfig(Table):
     @model_validator(mode="after")
     def _check(self) -> Self:
         raise_problems(self._problems() if self.own_data else ())
+        if self.training.stack > 1 and self.communication.update != "float32":
+            raise_problems([f'communication.update: given "{self.communication.update}"; it needs training.stack = 1'])
         # A user's data set may bring holdouts, so only built-in data sets can be checked here.
         named = ":" not in self.data.name and self.data.name != "devices"
         if named and "clients" in self.evaluation.on and self.data.validation == 0:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from anysize.client.compression import sent_bytes
 from anysize.client.step import client_loss
 from anysize.client.work import needs_calibration
 from anysize.cost.operations import counter
@@ -150,7 +151,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
         "bytes_down": size_bytes(meta.tensors, meta.ticket.to_json()),
-        "bytes_up": size_bytes(answer.tensors, replace(answer, **_measured(context)).to_json()),
+        "bytes_up": sent_bytes(context.communication, replace(answer, **_measured(context))),
     }
 
 

@@ -112,7 +112,7 @@ class Knowledge:
         refuse_upper_bounds(experiment.method)
         own = own_data.own_share(device, config, brief.known.signature)
         with weightless():
-            self._service = ClientService.of(experiment, lambda client: own)
+            self._service = ClientService.of(experiment, lambda client: own, sends=True)
             step = step_timed(experiment)
         known = (self._service.context, experiment.method, experiment.example)
         latency = noted_latency(device.path(LATENCIES), step, own_latency(*known, device.memory_bytes))

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from anysize.client.compression import problems as wire_problems
+from anysize.client.compression import restored, sent_forms
 from anysize.config.tables import EngineConfig
 from anysize.cost.count import answered, on_meta
 from anysize.deploy.affordable import REMEMBERED, finished_network, kind_of, statistics_form, without_statistics
@@ -110,18 +112,38 @@ class Guard:
             update = Update.from_json(tensors, note)
         except TrustError as error:
             return Absence(client, f"sent a wrong ticket: {error}")
-        for problems in (
-            self._ticket_problems(sub_model.ticket, update, expected),
-            _form_problems(update.tensors, expected),
-            _number_problems(update.tensors, expected),
-            self._norm_problems(sub_model, update, expected),
-        ):
-            found = list(problems)  # each check relies on those before it
-            if found:
-                more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                return Absence(client, "; ".join(found[:_SHOWN]) + more)
+        wrong = _listed(self._wire_problems(sub_model, update, expected))
+        if wrong is None:
+            update = self._restored(sub_model, update, expected)
+            wrong = _listed(
+                (_number_problems(update.tensors, expected), self._norm_problems(sub_model, update, expected))
+            )
+        if wrong is not None:
+            return Absence(client, wrong)
         said = {key: value for key, value in update.ticket.more.items() if key in expected.keys}
         return replace(update, ticket=replace(sub_model.ticket, more={**sub_model.ticket.more, **said}))
+
+    def _wire_problems(self, sub_model: SubModel, update: Update, expected: Form) -> Iterator[Iterator[str]]:
+        """The problems of an answer as it travelled; each kind relies on those before it."""
+        travels = self._travels(sub_model, expected)
+        yield self._ticket_problems(sub_model.ticket, update, expected)
+        yield _form_problems(update.tensors, travels)
+        yield _number_problems(update.tensors, travels)
+        if sub_model.ticket.job == "train":
+            yield wire_problems(self._context.communication, update.tensors, _empty(expected))
+
+    def _travels(self, sub_model: SubModel, expected: Form) -> Form:
+        """The form in which an answer travels."""
+        if sub_model.ticket.job != "train":
+            return expected
+        forms = sent_forms(self._context.communication, _empty(expected))
+        return replace(expected, tensors={name: (tuple(t.shape), t.dtype) for name, t in forms.items()})
+
+    def _restored(self, sub_model: SubModel, update: Update, expected: Form) -> Update:
+        """The answer with its weights."""
+        if sub_model.ticket.job != "train":
+            return update
+        return restored(self._context.communication, update, sub_model, _empty(expected))
 
     def form(self, sub_model: SubModel) -> Form:
         """The form of the answer to a message; found once for all messages of one kind."""
@@ -200,6 +222,20 @@ class Guard:
                 f"sent parameters that moved by {math.sqrt(moved):.3g}, expected at most {allowed:.3g} "
                 "(engine.update_norm)"
             )
+
+
+def _listed(kinds: Iterable[Iterator[str]]) -> str | None:
+    """The first problems of the first kind that has any; None if there are none."""
+    found = next((found for found in map(list, kinds) if found), None)
+    if found is None:
+        return None
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more
+
+
+def _empty(expected: Form) -> Tensors:
+    """Tensors of a form, on the meta device."""
+    return {name: torch.empty(shape, dtype=kind, device="meta") for name, (shape, kind) in expected.tensors.items()}
 
 
 def _form_problems(tensors: Mapping[str, Tensor], expected: Form) -> Iterator[str]:

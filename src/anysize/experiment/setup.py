@@ -71,6 +71,7 @@ class Setup:
         adversary: str | Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         engine: str | Mapping[str, Any] | None = None,
+        communication: Mapping[str, Any] | None = None,
         name: str = "experiment",
         seed: int = 0,
         rounds: int = 100,
@@ -95,6 +96,7 @@ class Setup:
             adversary: an attack's name, or the [adversary] table.
             evaluation: the [evaluation] table.
             engine: a name, or the [engine] table.
+            communication: the [communication] table.
             name: the name of the run.
             seed: the seed of every random choice.
             rounds: how many rounds the run has.
@@ -122,6 +124,7 @@ class Setup:
         if keep:
             tables["model"]["keep"] = list(keep)
         given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
+        given["communication"] = communication
         given["engine"] = {"name": engine} if isinstance(engine, str) else engine
         given["aggregation"] = {"rule": aggregation} if isinstance(aggregation, str) else aggregation
         given["adversary"] = {"name": adversary} if isinstance(adversary, str) else adversary
@@ -451,6 +454,7 @@ class Setup:
             proxy=self._proxy(),
             table=table,
             tells=frozenset(what for what in ("samples", "labels") if self.config.tells(what)),
+            communication=self.config.communication,
             device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
             _skeletons=self._skeletons,
         )

@@ -262,6 +262,8 @@ def _packed(
         if program not in programs:
             programs.append(program)
         tensors = {level: _tensors(network, names, constants) for level, network in entry.networks.items()}
+        for level, network in entry.networks.items():
+            _refuse_infinite(entry.label, tensors[level], dict(network.named_parameters(remove_duplicate=False)))
         layout = _layout(entry, names, tensors, store, axes, largest)
         networks.insert(0, layout | {"graph": programs.index(program)})
         largest = largest or _Largest(entry.width, next(iter(tensors.values())), dict(store.numbers))
@@ -288,6 +290,14 @@ def _tensors(network: nn.Module, names: Sequence[str], constants: Tensors) -> Te
     own: Tensors = {**dict(network.named_parameters(remove_duplicate=False))}
     own |= dict(network.named_buffers(remove_duplicate=False))
     return {name: (own[name] if name in own else constants[name]).detach().contiguous() for name in names}
+
+
+def _refuse_infinite(label: str, tensors: Tensors, trained: Mapping[str, object]) -> None:
+    """Refuse numbers that are not finite, but for minus infinity in a mask that the architecture makes."""
+    for name, tensor in tensors.items():
+        fine = tensor.isfinite() if name in trained else tensor.isfinite() | tensor.isneginf()
+        if tensor.is_floating_point() and not bool(fine.all()):
+            raise ModelError(f"size {label} cannot be bundled: '{name}' has numbers that are not finite")
 
 
 # Weights in fewer bits ------------------------------------------------------------------------------
@@ -325,7 +335,8 @@ def reduced(packed: Packed, precision: Precision, form: str) -> Packed:
 
 
 def _reducible(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.dim() > 1 and tensor.numel() >= _WORTH_REDUCING
+    large = tensor.dim() > 1 and tensor.numel() >= _WORTH_REDUCING
+    return tensor.dtype == torch.float32 and large and not bool(tensor.isneginf().any())
 
 
 def _halved(key: str, tensor: Tensor) -> Tensor:
@@ -381,7 +392,9 @@ class _Store:
         return self.numbers[mark]
 
     def _new(self, key: str, tensor: Tensor) -> int:
-        if tensor.numel() < _SMALL and tensor.dtype == torch.float32 and tensor.numel() > 0:
+        if tensor.is_floating_point() and bool(tensor.isneginf().any()):
+            key = runtime.MASK + key
+        elif 0 < tensor.numel() < _SMALL and tensor.dtype == torch.float32:
             self.small.append(tensor)
             return -len(self.small)
         self.whole[key] = tensor.clone()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anysize.config.tables import AggregationConfig, TrainingConfig
+from anysize.config.tables import AggregationConfig, CommunicationConfig, TrainingConfig
 from anysize.data import Share
 from anysize.elastic.axes import Axes
 from anysize.elastic.depth import Stage, without
@@ -57,6 +57,7 @@ class Context:
             spend time rather than memory.
         seed: the seed of the whole run.
         initial: the full network's weights at the start; None on a client.
+        communication: in which form an update travels.
         built: a cache, by method and shapes, of networks that `local` trains again and again.
         pretrained: whether `initial` was learned, so that a method must start from it rather than draw new weights.
         stages: the blocks that can be removed.
@@ -86,6 +87,7 @@ class Context:
     tells: frozenset[str] = frozenset({"samples", "labels"})
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     averages: Callable[[Mapping[str, Tensor], Mapping[str, int]], Average] | None = None
+    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     built: dict[Any, tuple[Any, nn.Module, dict[str, Tensor]]] = field(default_factory=dict, repr=False, compare=False)
     _skeletons: dict[tuple[float, int | None], nn.Module] = field(default_factory=dict, repr=False, compare=False)
 

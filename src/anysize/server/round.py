@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from anysize.client.compression import sent_bytes
 from anysize.engines.base import Absence, Engine
 from anysize.methods.base import Method
 from anysize.methods.context import Context
@@ -71,7 +72,7 @@ def run_round(
     tally, given = Tally(), dict[int, Tensors]()
     clips = context.aggregation.rule == "norm-clip"
     sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
-    received = _received(staged("train", engine.perform(sent)), tally, on_answer)
+    received = _received(context, staged("train", engine.perform(sent)), tally, on_answer)
     if clips:
         received = norm_clipped(received, given, context.aggregation.norm)
     with stage("aggregate"):
@@ -103,6 +104,7 @@ def _sent(
 
 
 def _received(
+    context: Context,
     answers: Iterator[Update | Absence],
     tally: Tally,
     on_answer: Callable[[Update | Absence], None],
@@ -113,7 +115,7 @@ def _received(
             tally.missing.append(asdict(answer))
             continue
         client, parts = answer.ticket.client, tally.parts[answer.ticket.client]
-        tally.bytes_up += size_bytes(answer.tensors, answer.to_json())
+        tally.bytes_up += sent_bytes(context.communication, answer)
         about = {"client": client, "size": answer.label, "samples": answer.samples, "loss": answer.loss}
         tally.clients.append(about | ({"parts": list(parts)} if parts else {}))
         if answer.keep:
