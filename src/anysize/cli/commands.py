@@ -45,6 +45,7 @@ from anysize.cli.printing import (
     print_look_up,
     print_missing,
     print_summary,
+    privacy_lines,
     say,
     statistics_lines,
     ways_lines,
@@ -234,7 +235,7 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if any(size["mask"] for group in made["groups"] for size in group["sizes"]):
         say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication computes them too.")
     say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
-    for text in aggregation_lines(made["aggregation"]):
+    for text in (*aggregation_lines(made["aggregation"]), *privacy_lines(made["privacy"])):
         say(text)
     for text in statistics_lines(made["statistics"]):
         say(text)

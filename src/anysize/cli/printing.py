@@ -86,6 +86,20 @@ def aggregation_lines(about: Mapping[str, Any] | None) -> list[str]:
     return [*lines, f"  {held}" if about["held_bytes"] else "  Updates are folded in one by one."]
 
 
+def privacy_lines(about: Mapping[str, Any] | None) -> list[str]:
+    """What a private run spends, and the noise of each size; nothing if it is not private."""
+    if about is None:
+        return []
+    head = (
+        f"\nDifferential privacy of every client: epsilon {about['epsilon']:.2f} at delta {about['delta']:g} after "
+        f"{about['rounds']} rounds, in each of which a client takes part with probability {about['sampling']:.2g}."
+    )
+    return [head] + [
+        f"  {own['size']}: noise of {own['deviation']:.2g} on its rarest entries, which {own['holders']:g} clients hold"
+        for own in about["sizes"]
+    ]
+
+
 def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
     """The look-up table, best first."""
     table = Table("what could be trained", box=None, header_style="bold")

@@ -120,6 +120,8 @@ def learned(context: Context, sub_model: SubModel, samples: int, mean_loss: floa
     # Label sets leave a client only if the chosen tricks need them and the experiment allows it.
     wanted = context.tricks.classwise_head and "labels" in context.tells
     held = classes.int().tolist() if classes is not None and wanted else None
+    if context.private:
+        return {"samples": None, "loss": None, "classes": None}
     return {"samples": samples if "samples" in context.tells else None, "loss": mean_loss, "classes": held}
 
 

@@ -347,6 +347,22 @@ class AdversaryConfig(Table):
         return self
 
 
+class PrivacyConfig(Table):
+    """Differential privacy of clients, in a simulation.
+
+    >>> PrivacyConfig().clip is None
+    True
+    """
+
+    table: ClassVar[str] = "privacy"
+    clip: Positive | None = None
+    """The largest norm of a client's update, over all entries that its size has; absent: no differential privacy."""
+    noise: Positive = 1.0
+    """The deviation of the Gaussian noise that the server adds to the sum of the updates, in clips."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The probability with which the guarantee may fail."""
+
+
 class EvaluationConfig(Table):
     """Where and how accuracy is measured.
 
@@ -518,6 +534,7 @@ class ExperimentConfig(Table):
     tricks: TricksConfig = Field(default_factory=TricksConfig)
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     adversary: AdversaryConfig = Field(default_factory=AdversaryConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     communication: CommunicationConfig = Field(default_factory=CommunicationConfig)

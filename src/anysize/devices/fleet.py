@@ -44,6 +44,8 @@ class Fleet:
         names: On a fleet of real devices, the name of every client that ever joined.
         traces: Budgets that change from round to round, by a group's name or a client's id.
         idle: The keys of the groups that sit out, because no size fits their budget.
+        independent: Whether every client takes part by a draw of its own (Poisson sampling), so that `per_round` is
+            what to expect.
 
     >>> fleet = make_fleet(DevicesConfig(clients_per_round=3), clients=8, seed=0)
     >>> {group.name: group.clients for group in fleet.groups}
@@ -65,6 +67,7 @@ class Fleet:
     names: Mapping[int, str] = field(default_factory=dict)
     traces: Mapping[str | int, Trace] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
+    independent: bool = False
     _attempts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def shuffled(self, round: int, purpose: str) -> Iterator[int]:
@@ -147,6 +150,9 @@ class Fleet:
         They are drawn one by one, skipping clients that sit out or are not available in this round. If fewer than
         `per_round` are available, all of them take part; that may be nobody.
         """
+        if self.independent:
+            drawn = (c for c in range(self.clients) if self._drawn(c, round) < self.per_round / self.clients)
+            return [client for client in drawn if not self.sits_out(client, round)]
         always = all(group.available >= 1 for group in self.groups)
         if always and self.per_round == self.clients and self.present is None:
             return [client for client in range(self.clients) if not self.sits_out(client, round)]
@@ -159,6 +165,10 @@ class Fleet:
             if able and self._wanted(client, left):
                 chosen.append(client)
         return sorted(chosen)
+
+    def _drawn(self, client: int, round: int) -> float:
+        """A client's number in [0, 1) of a round in which clients are drawn independently."""
+        return _uniform(self.seed, round, client, "participants")
 
     def _wanted(self, client: int, left: list[int]) -> bool:
         """Whether the client's group still lacks participants; counts it if so."""

@@ -74,6 +74,8 @@ class Experiment(Setup):
             found.append(
                 f'aggregation.rule = "{rule}" counts every client once: tricks.weighting = "samples" is not used'
             )
+        if self.config.privacy.clip is not None:
+            found.append("privacy.clip: draws and noise follow from the seed, with which the noise can be subtracted")
         if self.attackers:
             found.append(f'{len(self.attackers)} of {len(self.shares)} clients attack: "{self.config.adversary.name}"')
         return found

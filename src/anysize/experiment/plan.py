@@ -10,6 +10,7 @@ from anysize.cost.count import Cost, trained
 from anysize.errors import ConfigError, DataError
 from anysize.experiment.estimating import estimates
 from anysize.experiment.experiment import Experiment, evaluation_part
+from anysize.experiment.privacy import check_private, spending
 from anysize.experiment.robust import standing
 from anysize.methods.capabilities import Factored, Searched, asks_held_out
 from anysize.methods.size import Size
@@ -30,6 +31,7 @@ def plan(experiment: Experiment) -> Json:
     """
     experiment.check_options()
     planned, experiment = experiment, experiment.without_data()
+    check_private(experiment)
     context = experiment.context
     state = experiment.method.init(context)
     costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
@@ -54,6 +56,7 @@ def plan(experiment: Experiment) -> Json:
         "leaves_the_device": leaves_the_device(experiment),
         "statistics": estimates(experiment, state),
         "aggregation": standing(experiment, state),
+        "privacy": spending(experiment, state),
         "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
     }
 
@@ -107,8 +110,10 @@ def _stood_in(planned: Experiment, used: Experiment) -> list[str]:
 def leaves_the_device(experiment: Experiment) -> list[str]:
     """What a client's messages hold, as phrases for people."""
     config, tricks = experiment.config, experiment.context.tricks
-    leaves = ["the trained tensors of its sub-model", "its mean training loss"]
-    if config.tells("samples"):
+    leaves = ["the trained tensors of its sub-model"]
+    if config.privacy.clip is None:
+        leaves.append("its mean training loss")
+    if config.tells("samples") and config.privacy.clip is None:
         leaves.insert(1, "its number of samples")
     if tricks.batch_norm == "local":
         leaves[0] += " (norm layers stay)"

@@ -69,6 +69,7 @@ class Setup:
         tricks: Mapping[str, Any] | None = None,
         aggregation: str | Mapping[str, Any] | None = None,
         adversary: str | Mapping[str, Any] | None = None,
+        privacy: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         engine: str | Mapping[str, Any] | None = None,
         communication: Mapping[str, Any] | None = None,
@@ -94,6 +95,7 @@ class Setup:
             tricks: the [tricks] table.
             aggregation: a rule's name, or the [aggregation] table.
             adversary: an attack's name, or the [adversary] table.
+            privacy: the [privacy] table.
             evaluation: the [evaluation] table.
             engine: a name, or the [engine] table.
             communication: the [communication] table.
@@ -124,7 +126,7 @@ class Setup:
         if keep:
             tables["model"]["keep"] = list(keep)
         given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
-        given["communication"] = communication
+        given["communication"], given["privacy"] = communication, privacy
         given["engine"] = {"name": engine} if isinstance(engine, str) else engine
         given["aggregation"] = {"rule": aggregation} if isinstance(aggregation, str) else aggregation
         given["adversary"] = {"name": adversary} if isinstance(adversary, str) else adversary
@@ -295,7 +297,8 @@ class Setup:
         names = [self.shares.group_of(client) for client in range(len(self.shares))] if by_group else []
         order = self.config.data.domains or sorted({name for name in names if name is not None})
         domains = [order.index(name) for name in names if name is not None] or None
-        return make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
+        fleet = make_fleet(self.config.devices, len(self.shares), self.config.seed, domains)
+        return replace(fleet, independent=self.config.privacy.clip is not None)
 
     @cached_property
     def signature(self) -> Signature:
@@ -453,6 +456,7 @@ class Setup:
             stages=self.stages,
             proxy=self._proxy(),
             table=table,
+            private=self.config.privacy.clip is not None,
             tells=frozenset(what for what in ("samples", "labels") if self.config.tells(what)),
             communication=self.config.communication,
             device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),

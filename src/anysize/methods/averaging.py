@@ -103,7 +103,7 @@ class Counted(Average):
             at = index[name] if index is not None else ()
             holds = self._holds(name, tensor, classes, held).expand(tensor.shape)
             counts = self._counts.setdefault(name, torch.zeros(self._before[name].shape, dtype=torch.int32))
-            _put(counts, at, _taken(counts, at) + holds)
+            put(counts, at, taken(counts, at) + holds)
             self._held.append((self._client(), name, at, holds))
 
     def result(self) -> Tensors:
@@ -111,7 +111,7 @@ class Counted(Average):
 
     def fewest(self, client: int) -> int | None:
         """The number of clients that hold the rarest entry of a client; None if it holds none here."""
-        own = [_taken(self._counts[name], at)[holds] for who, name, at, holds in self._held if who == client]
+        own = [taken(self._counts[name], at)[holds] for who, name, at, holds in self._held if who == client]
         return min((int(counts.min()) for counts in own if counts.numel()), default=None)
 
 
@@ -193,8 +193,8 @@ class HeldAverage(Average):
         values = torch.zeros(len(sent), *old.shape, dtype=kind)
         holds = torch.zeros(len(sent), *old.shape, dtype=torch.bool)
         for i, one in enumerate(sent):
-            _put(values[i], one.at, one.tensor.to(kind))
-            _put(holds[i], one.at, one.holds.expand(one.tensor.shape))
+            put(values[i], one.at, one.tensor.to(kind))
+            put(holds[i], one.at, one.holds.expand(one.tensor.shape))
         values, holds = values.reshape(len(sent), -1), holds.reshape(len(sent), -1)
         kinds = patterns(holds)
         for places in torch.split(kinds.argsort(stable=True), torch.bincount(kinds).tolist()):
@@ -300,13 +300,13 @@ def _middle(values: Tensor, cut: int) -> Tensor:
     return kept[0] + (kept - kept[0]).mean(dim=0)
 
 
-def _taken(tensor: Tensor, at: Index) -> Tensor:
+def taken(tensor: Tensor, at: Index) -> Tensor:
     """The kept entries of a tensor."""
     view = prefix(tensor, at)
     return view if view is not None else tensor[grid(tensor.shape, at)]
 
 
-def _put(into: Tensor, at: Index, values: Tensor) -> None:
+def put(into: Tensor, at: Index, values: Tensor) -> None:
     """Writes values to the kept entries of a tensor."""
     view = prefix(into, at)
     if view is not None:

@@ -65,6 +65,7 @@ class Context:
         table: the results of these measurements; None on a client, and for methods that need none.
         device: where a client's tensors are while it works.
         tells: what a client may reveal about its data: its number of "samples", its "labels" (which classes it has).
+        private: whether a client tells nothing of its training besides tensors, as differential privacy asks.
         averages: makes the averages of `average` in place of the chosen rule; for `plan`, which counts holders.
     """
 
@@ -85,6 +86,7 @@ class Context:
     table: Table | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     tells: frozenset[str] = frozenset({"samples", "labels"})
+    private: bool = False
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     averages: Callable[[Mapping[str, Tensor], Mapping[str, int]], Average] | None = None
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)

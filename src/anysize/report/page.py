@@ -75,10 +75,17 @@ def _header(record: Record) -> str:
         clients,
         times(max(start.rounds, _reached(record)), "round"),
         f"seed {start.seed}",
+        _spent(record),
         _state(record),
     ]
     line = " ".join(f"<span>{fact}</span>" for fact in facts if fact)
     return f'<header>\n<h1>{html.escape(start.name)}</h1>\n<p class="what">{line}</p>\n</header>'
+
+
+def _spent(record: Record) -> str | None:
+    """What a private run has spent."""
+    spent = record.rounds[-1].privacy if record.rounds else None
+    return None if spent is None else f"each client's privacy: epsilon {spent.epsilon:g} at delta {spent.delta:g}"
 
 
 def _reached(record: Record) -> int:

@@ -137,6 +137,13 @@ class TradeOff(Entry):
     robust: Number | None = None
 
 
+class Spent(Entry):
+    """What every client has spent of its privacy since the first round."""
+
+    epsilon: Number
+    delta: Number
+
+
 class Round(Entry):
     """One round: what it cost and, if it was evaluated, how good each size was after it."""
 
@@ -154,6 +161,7 @@ class Round(Entry):
     robust: dict[str, list[TradeOff]] = {}
     missing: list[Missing] = []
     void: bool = False
+    privacy: Spent | None = None
 
     def value(self, label: str, metric: str) -> Number | None:
         """A size's metric of any name after this round; None if it was not measured."""

@@ -37,9 +37,11 @@ from anysize.engines.workers.pool import WorkerPool
 from anysize.errors import AnysizeError, CheckpointError, ConfigError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
+from anysize.experiment.privacy import check_private, mechanism, spent
 from anysize.experiment.robust import check_rule
 from anysize.methods.capabilities import Finishing, Observed, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
+from anysize.methods.private import Mechanism
 from anysize.profiling import Clock, measuring, stage
 from anysize.records import checkpoint as checkpoints
 from anysize.records import directory as directories
@@ -139,6 +141,7 @@ class _Runner:
         self._saved = 0  # the round of the newest checkpoint, which may be under way
         self._writing = Background()
         self._pool = pool
+        self._mechanism: Mechanism | None = None
         self._void = 0  # consecutive rounds with too few answers
         self._devices: dict[int, Json] = {}  # the name and the device group of each that has joined
 
@@ -179,6 +182,8 @@ class _Runner:
             _check_engine(self._experiment.config)
         elif self._experiment.config.adversary.name != "none":
             raise ConfigError("adversary.name: attackers are simulated, and this engine has real clients; leave it out")
+        elif self._experiment.config.privacy.clip is not None:
+            raise ConfigError("privacy.clip: its guarantee is for simulations, and this engine has real clients")
         if resume:
             self._check_resumable()
         else:
@@ -214,6 +219,8 @@ class _Runner:
         self._metrics = metric_names(experiment)
         fresh = experiment.method.init(experiment.context)
         check_rule(experiment, fresh)
+        check_private(experiment)
+        mechanism(experiment, fresh)
         for size in experiment.context.sizes:
             interrupts.check()
             self._costs[size.label] = experiment.cost(size, state=fresh)
@@ -281,9 +288,10 @@ class _Runner:
         self._introduce(number, fleet)
         clients = self._clients(number, fleet)
         least = config.engine.min_clients or (0 if fleet.present is None else 1)
-        state, tally = run_round(
-            context, method, before.state, clients, engine, rate, self._progress(number, len(clients)), least
-        )
+        self._mechanism = self._mechanism or mechanism(experiment, before.state)
+        private = None if self._mechanism is None else self._mechanism.round(number)
+        told = self._progress(number, len(clients))
+        state, tally = run_round(context, method, before.state, clients, engine, rate, told, least, private)
         momentum, missing = before.momentum, list[Absence]()
         if not tally.void:
             factor, buffers = context.tricks.server_momentum, dict(context.template.named_buffers())
@@ -299,6 +307,8 @@ class _Runner:
                 event |= self._evaluate(after, engine, fleet, missing)
             directories.write_analysis(self._directory, number, self._analysis(state))
         event |= _missing(tally, missing)
+        about = spent(experiment, number)
+        event |= {} if about is None else {"privacy": about}
         event["seconds"] = round(time.perf_counter() - began, 3)
         with stage("checkpoint"):
             self._writing.wait()  # so that the log is never more than a round ahead of the checkpoint

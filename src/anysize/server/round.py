@@ -12,6 +12,7 @@ from anysize.engines.base import Absence, Engine
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
+from anysize.methods.private import PrivateRound
 from anysize.profiling import stage, staged
 from anysize.server.clipping import norm_clipped
 from anysize.wire import Json, Tensors, size_bytes
@@ -41,7 +42,9 @@ class Tally:
 
     @property
     def train_loss(self) -> float | None:
-        """The mean loss of the clients, weighted by their samples if they tell them; None if nobody took part."""
+        """The mean loss of the clients, weighted by their samples if they tell them; None if they tell none."""
+        if any(client["loss"] is None for client in self.clients):
+            return None
         weights = [1 if client["samples"] is None else client["samples"] for client in self.clients]
         total = sum(client["loss"] * weight for client, weight in zip(self.clients, weights))
         return total / sum(weights) if weights else None
@@ -56,6 +59,7 @@ def run_round(
     rate: float,
     on_answer: Callable[[Update | Absence], None] = lambda answer: None,
     least: int = 0,
+    private: PrivateRound | None = None,
 ) -> tuple[Any, Tally]:
     """The state after one round, and its tally.
 
@@ -67,17 +71,23 @@ def run_round(
         engine: where they run.
         rate: the learning rate of this round.
         on_answer: called after each answer, for progress.
+        private: clips the updates and makes the averages, under differential privacy.
         least: how many clients must answer (at least one if any are missing); if fewer do, the state does not change.
     """
     tally, given = Tally(), dict[int, Tensors]()
-    clips = context.aggregation.rule == "norm-clip"
+    clips, most = context.aggregation.rule == "norm-clip", context.aggregation.norm
+    if private is not None:
+        clips, most, context = True, private.mechanism.clip, replace(context, averages=private)
     sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
     received = _received(context, staged("train", engine.perform(sent)), tally, on_answer)
     if clips:
-        received = norm_clipped(received, given, context.aggregation.norm)
+        received = norm_clipped(received, given, most)
     with stage("aggregate"):
         first = next(received, None)
-        after = state if first is None else method.aggregate(context, state, chain([first], received))
+        if first is None and private is None:
+            after = state
+        else:  # a private round without participants has its noise too, since it would else be known
+            after = method.aggregate(context, state, chain([] if first is None else [first], received))
     tally.void = len(tally.clients) < max(least, 1 if tally.missing else 0)
     return state if tally.void else after, tally
 

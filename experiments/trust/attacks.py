@@ -1,0 +1,80 @@
+"""Runs every rule against every attack and writes results/attacks.csv; cells that are there already are not run again.
+
+python experiments/trust/attacks.py [--seeds 0 1 2] [--attacks none sign-flip] [--settings iid "3 classes"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+
+from anysize import config
+from anysize.attacks import backdoor_success
+from anysize.errors import AnysizeError
+from anysize.experiment.experiment import evaluation_part
+from anysize.runs.experiment import Experiment
+
+HERE = Path(__file__).parent
+FILE, RESULTS = HERE / "attacks.toml", HERE / "results" / "attacks.csv"
+RULES = ("mean", "median", "trimmed-mean", "norm-clip", "krum", "geometric-median")
+ATTACKS = {
+    "none": [],
+    "sign-flip": ["adversary.name=sign-flip"],
+    "sign-flip by the largest": ["adversary.name=sign-flip", "adversary.who=largest"],
+    "scale": ["adversary.name=scale"],
+    "noise": ["adversary.name=noise"],
+    "inner-product": ["adversary.name=inner-product"],
+    "label-flip": ["adversary.name=label-flip"],
+    "backdoor": ["adversary.name=backdoor"],
+}
+SETTINGS = {"iid": [], "3 classes": ["data.split=classes", "data.classes_per_client=3"]}
+SIZES = ("0.25", "0.5", "0.75", "1.0")
+KEYS = ("setting", "attack", "rule", "seed")
+COLUMNS = (*KEYS, *SIZES, "backdoor", "diverged", "cpu_seconds")
+
+
+def measured(setting: str, attack: str, rule: str, seed: int) -> dict[str, object]:
+    """One row: the accuracy of every size after the last round; chance, if training diverged."""
+    overrides = [f"seed={seed}", f"aggregation.rule={rule}", *SETTINGS[setting], *ATTACKS[attack]]
+    began = time.process_time()
+    row: dict[str, object] = {"setting": setting, "attack": attack, "rule": rule, "seed": seed, "diverged": 0}
+    experiment = Experiment.from_config(config.load(FILE, overrides))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            run = experiment.run(folder, overwrite=True)
+            row |= {label: round(value, 4) for label, value in run.history[-1]["accuracy"].items()}
+            if attack in ("none", "backdoor"):
+                row["backdoor"] = round(backdoor_success(run.customize("1.0"), evaluation_part(experiment)), 4)
+    except AnysizeError as error:
+        print(error)
+        row |= dict.fromkeys(SIZES, 0.1) | {"diverged": 1}
+    return row | {"cpu_seconds": round(time.process_time() - began, 1)}
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asked.add_argument("--attacks", nargs="+", default=list(ATTACKS))
+    asked.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    given = asked.parse_args()
+    RESULTS.parent.mkdir(exist_ok=True)
+    rows = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
+    done = {tuple(row[key] for key in KEYS) for row in rows}
+    for seed, attack, setting, rule in product(given.seeds, given.attacks, given.settings, RULES):
+        if (setting, attack, rule, str(seed)) in done:
+            continue
+        row = measured(setting, attack, rule, seed)
+        print(row, flush=True)
+        with RESULTS.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if not file.tell():
+                writer.writeheader()
+            writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()
