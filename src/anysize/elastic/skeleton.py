@@ -10,6 +10,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -69,24 +70,37 @@ def copied(module: Network, memo: dict[int, Any] | None = None) -> Network:
     memo = {} if memo is None else memo
     for part in reversed(list(module.modules())):  # parts before the modules that hold them
         kind = type(part)
-        if id(part) in memo or any(getattr(kind, name, None) is not own for name, own in _COPYING.items()):
+        if id(part) in memo or not _is_usual(kind):
             continue
         twin = kind.__new__(kind)
         memo[id(part)] = twin
-        for name, value in vars(part).items():
-            if type(value) in _TABLES and not value:
-                memo.setdefault(id(value), type(value)())
-            vars(twin)[name] = value if type(value) in _CONSTANT else copy.deepcopy(value, memo)
+        vars(twin).update((name, _copied_value(value, memo)) for name, value in vars(part).items())
     return copy.deepcopy(module, memo)
+
+
+def _copied_value(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of an attribute; for what modules usually have, without a look at all the other possibilities."""
+    kind = type(value)
+    if kind in _CONSTANT or (kind is tuple and all(type(part) in _CONSTANT for part in value)):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if kind in _TABLES and not value:
+        return memo.setdefault(id(value), kind())
+    return copy.deepcopy(value, memo)
 
 
 _CONSTANT = (bool, int, float, str, type(None))
 _TABLES = (dict, OrderedDict, set)
-_COPYING = {
-    name: getattr(nn.Module, name, None)
-    for name in ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__slots__")
-}
+_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__slots__")
 """What a class of modules has of its own if it must be copied in another way."""
+
+
+@lru_cache(1024)
+def _is_usual(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class are copied attribute by attribute; convolutions only add what old files lack."""
+    usual = (nn.Module, nn.Conv2d)
+    return all(any(getattr(kind, name, None) is getattr(own, name, None) for own in usual) for name in _COPYING)
 
 
 @contextmanager

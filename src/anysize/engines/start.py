@@ -94,7 +94,7 @@ def _numbers(module: ModuleType) -> None:
 
     def of_numbers(name: str, simple: Callable[..., Any]) -> Callable[..., Any]:
         def called(*given: Any) -> Any:
-            if _all_numbers(given):
+            if (len(given) == 1 and type(given[0]) is bool) or _all_numbers(given):  # nearly always one truth
                 return simple(*given)
             _load(module.__name__)
             return getattr(module, name)(*given)

@@ -91,7 +91,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("meta")}
-        args, kwargs = tree_map(_as_meta, (args, kwargs)) if given else (args, kwargs)
+        if not all(tensor.is_meta for tensor in given):
+            args, kwargs = tree_map(_as_meta, (args, kwargs))
         out = func(*args, **kwargs)
         self._remember(func, args, kwargs, out)
         return out
