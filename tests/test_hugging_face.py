@@ -409,6 +409,8 @@ def test_the_configuration_of_a_narrowed_network_shrinks_with_it(kind: str, head
     again = type(full).from_pretrained(tmp_path / "small").eval()
     with torch.no_grad():
         assert torch.allclose(again(**batch).logits, small(Inputs(batch)), atol=1e-5)
+    if head == "CausalLM":
+        assert again.generate(batch["input_ids"], max_new_tokens=2, min_new_tokens=2).shape == (2, 11)
 
 
 def test_a_network_that_no_configuration_describes_is_refused_in_one_line() -> None:
