@@ -2,8 +2,8 @@
 
     python benchmarks/tracing.py            # every network in a process of its own; writes benchmarks/tracing.json
 
-The first trace of a process also loads what PyTorch loads late; it is part of what is measured. Memory is the peak of the
-process (`VmHWM`, reset before the trace), so Linux is needed; the networks are those of pytorchcv and transformers.
+The first trace of a process also loads what PyTorch loads late; it is part of what is measured. Memory is the peak of
+the process (`VmHWM`, reset before the trace), so Linux is needed; the networks are those of pytorchcv and transformers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
+from anysize.config.packages import load, load_torchvision
 
 OUT = Path(__file__).parent / "tracing.json"
 
@@ -39,21 +40,20 @@ class Asked(nn.Module):
 
 
 def resnet() -> tuple[nn.Module, Tensor]:
+    load_torchvision()
     from pytorchcv.model_provider import get_model
 
     return get_model("resnet50"), torch.zeros(2, 3, 224, 224)
 
 
 def bert() -> tuple[nn.Module, Tensor]:
-    import transformers
-
+    transformers = load("transformers", "the benchmark")
     network = transformers.BertForSequenceClassification(transformers.BertConfig())
     return Asked(network), torch.ones(2, 128, dtype=torch.long)
 
 
 def gpt() -> tuple[nn.Module, Tensor]:
-    import transformers
-
+    transformers = load("transformers", "the benchmark")
     network = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     return Asked(network), torch.ones(2, 128, dtype=torch.long)
 

@@ -117,7 +117,8 @@ PYTORCHCV = [
         "squeezenet_v1_0", "sqnxt23_w1", "shufflenet_g1_wd4", "shufflenetv2_wd2", "shufflenetv2b_wd2",
         "menet108_8x1_g3",
         "mobilenet_wd4", "mobilenetb_wd4", "fdmobilenet_wd4", "mobilenetv2_wd4", "mobilenetv3_small_w7d20",
-        "igcv3_wd4", "ghostnet", "mnasnet_b1", "darts", "proxylessnas_cpu", "nasnet_4a1056", "spnasnet", "efficientnet_b0",
+        "igcv3_wd4", "ghostnet", "mnasnet_b1", "darts", "proxylessnas_cpu", "nasnet_4a1056", "spnasnet",
+        "efficientnet_b0",
         "mixnet_s", "isqrtcovresnet18", "tresnet_m", "hardnet39ds", "vovnet27s",
         "selecsls42", "hrnet_w18_small_v1", "fbnet_cb", "hardnet68", "dicenet_wd5",
     )),
@@ -125,7 +126,7 @@ PYTORCHCV = [
     cv_entry("lednet_cityscapes", 256),
     *(cv_entry(name, 224) for name in (
         "enet_cityscapes", "segnet_cityscapes", "esnet_cityscapes",
-        "erfnet_cityscapes", "edanet_cityscapes", "fpenet_cityscapes", "ctxnet_cityscapes", "fastscnn_cityscapes",
+        "erfnet_cityscapes", "edanet_cityscapes", "fpenet_cityscapes", "ctxnet_cityscapes",
         "cgnet_cityscapes", "dabnet_cityscapes", "linknet_cityscapes", "unet_cityscapes", "sinet_cityscapes",
         "bisenet_resnet18_celebamaskhq",
     )),
