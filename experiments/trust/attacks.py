@@ -1,6 +1,7 @@
 """Runs every rule against every attack and writes results/attacks.csv; cells that are there already are not run again.
 
 python experiments/trust/attacks.py [--seeds 0 1 2] [--attacks none sign-flip] [--settings iid "3 classes"]
+python experiments/trust/attacks.py --table
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ATTACKS = {
 SETTINGS = {"iid": [], "3 classes": ["data.split=classes", "data.classes_per_client=3"]}
 SIZES = ("0.25", "0.5", "0.75", "1.0")
 KEYS = ("setting", "attack", "rule", "seed")
-COLUMNS = (*KEYS, *SIZES, "backdoor", "diverged", "cpu_seconds")
+COLUMNS = (*KEYS, *SIZES, "backdoor", "diverged", "cpu_seconds", "command")
 
 
 def measured(setting: str, attack: str, rule: str, seed: int) -> dict[str, object]:
@@ -52,7 +53,25 @@ def measured(setting: str, attack: str, rule: str, seed: int) -> dict[str, objec
     except AnysizeError as error:
         print(error)
         row |= dict.fromkeys(SIZES, 0.1) | {"diverged": 1}
-    return row | {"cpu_seconds": round(time.process_time() - began, 1)}
+    command = f'python experiments/trust/attacks.py --seeds {seed} --attacks "{attack}" --settings "{setting}"'
+    return row | {"cpu_seconds": round(time.process_time() - began, 1), "command": command}
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Accuracy in %, the mean over all sizes and the seeds that were run, by attack and rule, as Markdown."""
+    lines = [f"| setting, attack (seeds) | {' | '.join(RULES)} |", "| --- " * (len(RULES) + 1) + "|"]
+    for setting, attack in product(SETTINGS, ATTACKS):
+        own = [row for row in rows if (row["setting"], row["attack"]) == (setting, attack)]
+        seeds = [s for s in sorted({row["seed"] for row in own}) if sum(row["seed"] == s for row in own) == len(RULES)]
+        if seeds:
+            found = {rule: [row for row in own if row["rule"] == rule and row["seed"] in seeds] for rule in RULES}
+            cells = [f"{100 * _mean([float(row[size]) for row in found[r] for size in SIZES]):.1f}" for r in RULES]
+            lines.append(f"| {setting}, {attack} ({len(seeds)}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def main() -> None:
@@ -60,9 +79,13 @@ def main() -> None:
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked.add_argument("--attacks", nargs="+", default=list(ATTACKS))
     asked.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    asked.add_argument("--table", action="store_true", help="print the README's table instead")
     given = asked.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
     rows = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
+    if given.table:
+        print(table(rows))
+        return
     done = {tuple(row[key] for key in KEYS) for row in rows}
     for seed, attack, setting, rule in product(given.seeds, given.attacks, given.settings, RULES):
         if (setting, attack, rule, str(seed)) in done:

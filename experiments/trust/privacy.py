@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "privacy.csv"
 NOISES = (None, 0.1, 0.3, 1.0)
 SEEDS = (0, 1, 2)
-COLUMNS = ("noise", "seed", "epsilon", "accuracy", "membership", "cpu_seconds")
+COLUMNS = ("noise", "seed", "epsilon", "accuracy", "membership", "cpu_seconds", "command")
 
 
 def measured(noise: float | None, seed: int) -> dict[str, object]:
@@ -44,6 +44,7 @@ def measured(noise: float | None, seed: int) -> dict[str, object]:
         "accuracy": round(last["accuracy"]["1.0"], 4),
         "membership": round(advantage, 4),
         "cpu_seconds": round(time.process_time() - began, 1),
+        "command": "python experiments/trust/privacy.py",
     }
 
 
