@@ -22,6 +22,7 @@ CAPACITIES = [0.2, 1.0]
 IMAGES = {"model": {"input": [3, 32, 32]}, "task": {"classes": 10}}
 TOKENS = {"model": {"input": [128]}, "task": {"name": "next-token", "classes": 128}}
 NETWORKS: dict[str, dict[str, Any]] = {
+    "small-cnn": {**IMAGES, "training": {"batch_size": 32}},
     "resnet18": {**IMAGES, "training": {"batch_size": 32}},
     "vit-tiny": {**IMAGES, "training": {"batch_size": 32}},
     "device_memory:gpt": {**TOKENS, "training": {"batch_size": 16}},
@@ -97,6 +98,7 @@ def message(name: str, capacity: float, folder: Path) -> None:
     hello = {"run": "0a", "brief": Brief.of(made).to_json()}
     note = {"hello": hello, "tickets": [ticket.to_json()]}
     (folder / "note.json").write_text(json.dumps(note))
+    (folder / "predicted").write_text(str(made.cost(size, state=state).memory_bytes))
     (folder / "blob").write_bytes(dump(cut.tensors, {}))
     (folder / "own_frames.py").write_text(DATA)
     shape, tokens = about["model"]["input"], json.dumps("name" in about["task"])
@@ -107,7 +109,7 @@ def message(name: str, capacity: float, folder: Path) -> None:
 
 
 def answer(folder: Path) -> dict[str, int]:
-    """What this process holds before and at most while it answers the message in a folder, in bytes."""
+    """What this process holds before and at most while it answers a message, and what is predicted; in bytes."""
     import torch  # noqa: F401
 
     import anysize  # noqa: F401
@@ -119,7 +121,7 @@ def answer(folder: Path) -> dict[str, int]:
     content = with_note(json.loads((folder / "note.json").read_text()), record([(folder / "blob").read_bytes()]))
     told = note_in(service.reply("train", content))
     assert "failure" not in told, told["failure"]
-    return {"idle": idle, "peak": resident("VmHWM")}
+    return {"idle": idle, "peak": resident("VmHWM"), "predicted": int((folder / "predicted").read_text())}
 
 
 def resident(what: str) -> int:
@@ -153,10 +155,12 @@ def measured(name: str, capacity: float) -> dict[str, int]:
 
 def table(found: dict[str, Any]) -> str:
     """The memory of a device above an idle one, as Markdown."""
-    lines = ["| network | capacity 0.2 | full model | part |", "| --- | ---: | ---: | ---: |"]
+    lines = ["| network | capacity 0.2 | predicted | full model | predicted | part |", "| --- " + "| ---: " * 5 + "|"]
     for name, about in found["networks"].items():
-        small, full = (about[str(capacity)]["peak"] - about[str(capacity)]["idle"] for capacity in CAPACITIES)
-        lines.append(f"| {name} | {small / 1e6:.0f} MB | {full / 1e6:.0f} MB | {small / full:.0%} |")
+        own = [about[str(capacity)] for capacity in CAPACITIES]
+        small, full = (one["peak"] - one["idle"] for one in own)
+        cells = [amount / 1e6 for amount in (small, own[0]["predicted"], full, own[1]["predicted"])]
+        lines.append(f"| {name} | {' | '.join(f'{cell:.0f} MB' for cell in cells)} | {small / full:.0%} |")
     return "\n".join(lines)
 
 

@@ -42,6 +42,8 @@ class TraceConfig(Table):
     """As `parameters`."""
     activation_bytes: Limits | None = None
     """As `parameters`."""
+    memory_bytes: Limits | None = None
+    """As `parameters`."""
     bytes: Limits | None = None
     """As `parameters`."""
     inference_bytes: Limits | None = None

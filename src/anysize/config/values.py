@@ -16,6 +16,7 @@ UNITS = (
     "macs",
     "training_macs",
     "activation_bytes",
+    "memory_bytes",
     "bytes",
     "inference_bytes",
     "latency_ms",

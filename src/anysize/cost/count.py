@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from anysize.client.compression import sent_bytes
 from anysize.client.step import client_loss
 from anysize.client.work import needs_calibration
+from anysize.cost.memory import Scratch, process_bytes
 from anysize.cost.operations import counter
 from anysize.cost.recurrence import FewSteps
 from anysize.cost.shapes import Remembered
@@ -54,6 +55,7 @@ class Cost:
             size; the maximum if the method draws.
         bytes_down: the message to a client in a round.
         bytes_up: the message back.
+        memory_bytes: what a device's process takes at its peak above an idle one, at the training batch size.
         inference_bytes: parameters and buffers of the finished network as it ships, batch-norm statistics included.
     """
 
@@ -65,6 +67,7 @@ class Cost:
     bytes_up: int
     inference_bytes: int
     nonzero_macs: int = 0
+    memory_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -145,11 +148,13 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
     meta = on_meta(sub_model)
     module, answer = answered(context, method, meta)
     batch = Batch(fast(example.x.to("meta")), example.y.to("meta"))
-    training, held = step_cost(context, method, module, batch)
+    with Scratch(module) as scratch:
+        training, held = step_cost(context, method, module, batch)
     return {
         "parameters": _parameters(method, module, meta),
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
+        "memory_bytes": process_bytes(context.training, own_bytes(module), held, scratch.total),
         "bytes_down": size_bytes(meta.tensors, meta.ticket.to_json()),
         "bytes_up": sent_bytes(context.communication, replace(answer, **_measured(context))),
     }

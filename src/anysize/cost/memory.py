@@ -1,8 +1,12 @@
-"""The memory of a training step, and what a machine has."""
+"""The memory of a training step and of the process that takes it, and what a machine has."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from anysize.config.tables import TrainingConfig
 
@@ -14,8 +18,66 @@ def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
     >>> training_bytes(TrainingConfig(momentum=0.0), network=100, held=50)
     450
     """
-    optimizer = 2 if training.optimizer == "adam" else 1 if training.momentum else 0
-    return (4 + optimizer) * network + held
+    return (4 + _per_parameter(training)) * network + held
+
+
+PROCESS_BYTES = 95_000_000
+"""What a process loads when its first message comes: PyTorch's kernels, and its functions for shapes."""
+_COPIES = 7  # of the network: itself, gradients, received, as read from the wire and from Flower, sent, as written
+_TRANSIENT = 1.1  # of what a step holds: gradients of activations come and go
+_LSTM = 5.0  # of an LSTM's gates, which oneDNN keeps and works with besides what autograd holds
+
+
+def process_bytes(training: TrainingConfig, network: int, held: int, scratch: int) -> int:
+    """The memory that a device's process takes above one that has only imported anysize, at its peak.
+
+    The constants come from real processes: `benchmarks/device_memory.py`.
+
+    Args:
+        training: the local training options.
+        network: the bytes of the network's tensors.
+        held: what a step holds for its backward pass.
+        scratch: what its layers take besides; see `Scratch`.
+
+    >>> process_bytes(TrainingConfig(momentum=0.0), network=1_000, held=10_000, scratch=0) - PROCESS_BYTES
+    18000
+    """
+    return PROCESS_BYTES + (_COPIES + _per_parameter(training)) * network + round(_TRANSIENT * held) + scratch
+
+
+class Scratch:
+    """While it is active, notes the memory that the layers of a network take besides what autograd holds."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = [layer for layer in module.modules() if isinstance(layer, nn.LSTM)]
+        self._found: dict[int, float] = {}
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def total(self) -> int:
+        """The sum over the layers, of each the most of its calls."""
+        return round(sum(self._found.values()))
+
+    def __enter__(self) -> Scratch:
+        self._handles = [layer.register_forward_pre_hook(self._note) for layer in self._layers]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _note(self, layer: Any, given: tuple[Any, ...]) -> None:
+        x = given[0]
+        if not isinstance(x, Tensor):  # a packed sequence
+            x = x.data
+        directions = 2 if layer.bidirectional else 1
+        gates = 4 * layer.hidden_size * layer.num_layers * directions * x[..., 0].numel() * x.element_size()
+        self._found[id(layer)] = max(self._found.get(id(layer), 0.0), _LSTM * gates)
+
+
+def _per_parameter(training: TrainingConfig) -> int:
+    """How many numbers the optimizer holds for each parameter."""
+    return 2 if training.optimizer == "adam" else 1 if training.momentum else 0
 
 
 def available_bytes() -> int | None:

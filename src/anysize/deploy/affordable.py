@@ -198,7 +198,8 @@ def message_cost(context: Context, method: Method[Any], sub_model: SubModel, exa
     """What a message costs the client that receives it, as far as a client can tell.
 
     For a training message, the cost of a step; for any other, the cost of the finished network. Memory includes the
-    message, the network with its gradients, optimizer and copies, and the activations of a step.
+    message, the network with its gradients, optimizer and copies, and the activations of a step; not what the process
+    has loaded.
     """
     meta = on_meta(replace(sub_model, tensors=without_statistics(sub_model.tensors)))
     payload = _bytes(sub_model.tensors)

@@ -25,6 +25,7 @@ class Budget:
     macs: float | None = None
     training_macs: float | None = None
     activation_bytes: float | None = None
+    memory_bytes: float | None = None
     bytes: float | None = None
     inference_bytes: float | None = None
     latency_ms: float | None = None

@@ -578,6 +578,8 @@ Setup.__init__.__qualname__ = "Experiment.__init__"
 
 
 def limits_activations(devices: DevicesConfig) -> bool:
-    """Whether any device's budget, or what capacities are fractions of, limits activation memory."""
+    """Whether any device's budget, or what capacities are fractions of, limits the memory of a training step."""
     budgets = (*(group.budget for group in devices.groups), *devices.budgets)
-    return devices.capacity_of == "activation_bytes" or any(b is not None and b.activation_bytes for b in budgets)
+    return devices.capacity_of == "activation_bytes" or any(
+        b is not None and (b.activation_bytes or b.memory_bytes) for b in budgets
+    )
