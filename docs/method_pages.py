@@ -67,6 +67,21 @@ EQUATIONS: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "heterofl": [("Every entry is averaged over the clients whose slice holds it.", MEAN_OF_HOLDERS)],
+    "lora": [
+        ("A frozen weight with an adapter of the client's rank.", r"W + s \, B_k A_k"),
+        (
+            "zero-padding: the mean of factors that are padded with zeros.",
+            r"B = \sum_k p_k \, [B_k \; 0], \qquad A = \sum_k p_k \begin{bmatrix} A_k \\ 0 \end{bmatrix}",
+        ),
+        (
+            "svd: the best approximation of the mean product at each rank.",
+            r"B_r A_r = U_r \Sigma_r V_r^{\top}, \qquad U \Sigma V^{\top} = \sum_k p_k \, B_k A_k",
+        ),
+        (
+            "stacking: the exact sum, added to the weights.",
+            r"W \leftarrow W + s \, [B_1 \dots B_K] \begin{bmatrix} p_1 A_1 \\ \vdots \\ p_K A_K \end{bmatrix}",
+        ),
+    ],
     "oat": [
         (
             "The loss at many balances of accuracy and robustness.",
@@ -158,6 +173,13 @@ RESULTS = (
         "experiments/prism/README.md",
         {"split": "iid", "keep": "0.2"},
         labels={"prism": "prism zero"},
+    ),
+    Results(
+        "experiments/lora/results/shakespeare.csv",
+        'the next character of 20 of Shakespeare\'s roles, `merge = "svd"`, 10 rounds',
+        "experiments/lora/README.md",
+        {"method": "svd"},
+        "lora",
     ),
     Results(
         "experiments/splitmix/results/classes.csv",

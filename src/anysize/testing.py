@@ -151,9 +151,9 @@ def check_method(
     """
     with one_thread():
         trial = make_trial(method, model, capacities, tricks, devices=devices)
-        left_out = {*method.exceptions, *(() if whole_runs else ABOUT_RUNS)}
+        left_out = {*method.excused, *(() if whole_runs else ABOUT_RUNS)}
         broken = {name: _verdict(law, trial) for name, law in LAWS.items() if name not in left_out}
-    foreign = sorted(set(method.exceptions) - set(LAWS))
+    foreign = sorted(set(method.excused) - set(LAWS))
     problems = [f"{name}: {problem}" for name, problem in broken.items() if problem is not None]
     problems += [f"exceptions names '{name}', which is no law; laws: {', '.join(LAWS)}" for name in foreign]
     if problems:

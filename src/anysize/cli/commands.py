@@ -317,6 +317,11 @@ def customize(
     made = load(directory, best=best)
     _say_best(made, best)
     chosen = made.fitting(limit) if limit is not None else made.size(size or "")
+    if made.has_adapters and not to.suffix:
+        done = made.adapter(to, chosen.label)
+        say(f"{done.path}: size {chosen.label}, {bytes_text(done.size_bytes)}; peft.PeftModel.from_pretrained opens it")
+        say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+        return
     network = made.customize(chosen.label, robustness=robustness)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
     about |= {} if robustness is None else {"robustness": robustness}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anysize.client.accelerators import place
 from anysize.elastic.fast import layout
+from anysize.elastic.norm import norm_tensors
 from anysize.elastic.skeleton import named_tensors
 from anysize.methods.base import Method
 from anysize.methods.context import Context
@@ -33,8 +34,10 @@ def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: boo
     if key not in context.built:
         module = place(layout(method.build(context, sub_model)), context.device)
         # Only a network that holds the message's own tensors can be loaded with another message's. One whose weights
-        # are made from them, such as products of factors, would keep the weights it was built with.
-        if {name for name, _ in named_tensors(module)} == set(sub_model.tensors):
+        # are made from them, such as products of factors, would keep the weights it was built with. What is frozen
+        # beside them is every client's.
+        frozen = set() if context.base is None else frozen_tensors(module)
+        if {name for name, _ in named_tensors(module)} - frozen == set(sub_model.tensors):
             context.built[key] = (method, module, dict(constants(module)))
         return module
     _, module, first = context.built[key]
@@ -44,6 +47,12 @@ def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: boo
         module.get_submodule(owner)._buffers[leaf] = value.clone()
     module.zero_grad()
     return module
+
+
+def frozen_tensors(module: nn.Module) -> set[str]:
+    """The names of the tensors that do not change while a network with a frozen base is trained."""
+    fixed = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    return fixed | set(norm_tensors(module))
 
 
 def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

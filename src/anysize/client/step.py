@@ -96,12 +96,13 @@ def client_loss(
 
 
 def copies_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the module's parameters, by name.
+    """Copies of the module's parameters, by name; of frozen ones, which stay as they are, no copies.
 
     >>> sorted(copies_of(nn.Linear(2, 3)))
     ['bias', 'weight']
     """
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    named = module.named_parameters()
+    return {name: own.detach().clone() if own.requires_grad else own.detach() for name, own in named}
 
 
 class TrainingStep:

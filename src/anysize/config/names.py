@@ -16,6 +16,7 @@ METHODS = {
     "flanc": "FLANC",
     "heterofl": "HeteroFL",
     "ladder": "Ladder",
+    "lora": "LoRA",
     "oat": "OAT",
     "origdrop": "OrigDrop",
     "prism": "PriSM",

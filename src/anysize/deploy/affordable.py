@@ -31,6 +31,7 @@ from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.errors import AnysizeError, MethodError
 from anysize.experiment.sizes import sized
 from anysize.methods.base import Method
+from anysize.methods.capabilities import OnBase
 from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel
 from anysize.methods.size import Size
@@ -216,8 +217,15 @@ def message_cost(context: Context, method: Method[Any], sub_model: SubModel, exa
         "training_macs": cost["training_macs"],
         "activation_bytes": cost["activation_bytes"],
         "tensor_bytes": payload + _bytes(answer.tensors),
-        "memory_bytes": payload + training_bytes(context.training, own_bytes(module), cost["activation_bytes"]),
+        "memory_bytes": payload + _training_bytes(context, method, module, cost["activation_bytes"]),
     }
+
+
+def _training_bytes(context: Context, method: Method[Any], module: nn.Module, held: int) -> int:
+    """The memory of training; what the device has frozen takes its place once, whatever is trained beside it."""
+    frozen = set(method.frozen(context)) if isinstance(method, OnBase) else set()
+    resting = _bytes({name: tensor for name, tensor in named_tensors(context.template) if name in frozen})
+    return resting + training_bytes(context.training, own_bytes(module) - resting, held)
 
 
 def finished_network(context: Context, method: Method[Any], meta: SubModel) -> nn.Module:

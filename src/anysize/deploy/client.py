@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from anysize.engines.service import ClientService
 from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
 from anysize.experiment.lookup import step_timed
+from anysize.methods.capabilities import OnBase
 from anysize.methods.messages import Update
 from anysize.wire import Json, dump
 
@@ -111,7 +113,8 @@ class Knowledge:
         config, experiment = brief.config, brief.experiment()
         refuse_upper_bounds(experiment.method)
         own = own_data.own_share(device, config, brief.known.signature)
-        with weightless():
+        # A device makes the network without its weights, unless it must have them itself.
+        with nullcontext() if isinstance(experiment.method, OnBase) else weightless():
             self._service = ClientService.of(experiment, lambda client: own, sends=True)
             step = step_timed(experiment)
         known = (self._service.context, experiment.method, experiment.example)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -129,8 +129,13 @@ def weightless() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor], shared: Collection[str] = ()) -> nn.Module:
     """A real module with the skeleton's structure and copies of `tensors`; tied parameters stay tied.
+
+    Args:
+        skeleton: the structure.
+        tensors: by name.
+        shared: names of tensors that are not copied: the module must not change them.
 
     >>> net = nn.Linear(2, 3)
     >>> fill(hollow(net), tensors_of(net)).weight.equal(net.weight)
@@ -145,7 +150,7 @@ def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         elif new.shape != old.shape:
             problems.append(f"{name} has shape {tuple(new.shape)}, the network needs {tuple(old.shape)}")
         else:
-            memo[id(old)] = _like(old, new.detach().clone())
+            memo[id(old)] = _like(old, new.detach() if name in shared else new.detach().clone())
     problems += [
         f"{name} is not part of the network" for name in sorted(set(tensors) - {n for n, _ in named_tensors(skeleton)})
     ]

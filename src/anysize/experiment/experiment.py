@@ -135,7 +135,7 @@ class Experiment(Setup):
 
     def forget_weights(self) -> None:
         """Frees the full network's weights and what holds them; asked for again, they are made again."""
-        for part in ("context", "model", "_template"):
+        for part in ("context", "model", "_template", "_base"):
             self.__dict__.pop(part, None)
 
     @cached_property

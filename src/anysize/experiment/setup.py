@@ -33,7 +33,8 @@ from anysize.experiment.signature import Known, Signature, declared
 from anysize.experiment.weights import with_frozen, with_weights
 from anysize.inputs import Inputs, named, tensors_in
 from anysize.methods import Method, make, name_of
-from anysize.methods.context import Context, Proxy
+from anysize.methods.capabilities import OnBase
+from anysize.methods.context import Base, Context, Proxy
 from anysize.methods.size import Size
 from anysize.methods.table import Table
 from anysize.methods.training import Batch, Tricks
@@ -360,15 +361,19 @@ class Setup:
             seed=self.config.seed,
             task=self.task,
             folder=self.config.folder,
-            bare=self._known is not None,
+            bare=self._known is not None and not isinstance(self.method, OnBase),
         )
         network = models.keyed(network, about.names)
         if self._known is None and self.data is not None:
             self._refuse_unknown_tokens(network, self.data)
         if about.mean is not None:
             network = models.normalized(network, about.mean, about.std)
-        if config.weights is not None and self._known is None:  # a finished run's weights are in its checkpoint
-            network = with_weights(network, (self.config.folder or Path()) / config.weights)
+        if config.weights is not None:
+            file = (self.config.folder or Path()) / config.weights
+            # Elsewhere than on a server the weights are in messages, and a finished run's in its checkpoint; but what
+            # nobody trains is in neither.
+            if self._known is None or (isinstance(self.method, OnBase) and file.is_file()):
+                network = with_weights(network, file)
         return with_frozen(network, config.frozen)
 
     def _refuse_unknown_tokens(self, network: nn.Module, data: Data) -> None:
@@ -452,6 +457,7 @@ class Setup:
             scarce_activations=limits_activations(self.config.devices),
             seed=self.config.seed,
             initial=self._template[1],
+            base=self._base if isinstance(self.method, OnBase) else None,
             pretrained=self._starts_learned,
             stages=self.stages,
             proxy=self._proxy(),
@@ -498,6 +504,10 @@ class Setup:
     def _template(self) -> tuple[nn.Module, dict[str, Tensor]]:
         network = self.model if self._keeps_statistics else without_statistics(self.model)
         return hollow(network), {name: tensor.clone() for name, tensor in tensors_of(network).items()}
+
+    @cached_property
+    def _base(self) -> Base:
+        return Base(self._template[1])  # made once, since its fingerprint takes time
 
     @property
     def _keeps_statistics(self) -> bool:

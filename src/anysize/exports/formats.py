@@ -31,7 +31,7 @@ from anysize.models.pretrained import distance, refitted
 from anysize.rng import generator
 from anysize.wire import Json
 
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
         with replaced(path, ending) as new:
             write(network, new, inputs, about or {})
             difference = _difference(read(network, new, inputs), expected)
-            if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
                 raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
@@ -113,7 +113,7 @@ def _export_folder(network: nn.Module, path: Path, inputs: Input, about: Json) -
             made.save_pretrained(new)
             (new / "anysize.json").write_text(json.dumps(about, sort_keys=True), encoding="utf-8")
             difference = distance(network, type(made).from_pretrained(new), inputs)
-            if not difference <= _TOLERANCE:
+            if not difference <= TOLERANCE:
                 raise ModelError(f"{path}: the written network's outputs differ from the network's by {difference:g}")
             new.replace(path)
         except OSError as error:

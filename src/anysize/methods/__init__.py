@@ -22,6 +22,7 @@ from anysize.methods.capabilities import (
     Judge,
     Masked,
     Mixture,
+    OnBase,
     Parted,
     Searched,
 )
@@ -34,6 +35,7 @@ from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
 from anysize.methods.kit import checked, class_weights, cut, first_tensors, nested, paste, sub_model
 from anysize.methods.ladder import Ladder
+from anysize.methods.lora import LoRA
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Ticket, Update
 from anysize.methods.oat import OAT
@@ -64,9 +66,11 @@ __all__ = [
     "Judge",
     "Ladder",
     "Levels",
+    "LoRA",
     "Masked",
     "Method",
     "Mixture",
+    "OnBase",
     "OrigDrop",
     "ParameterGroup",
     "Parted",

@@ -89,6 +89,11 @@ class Method(ABC, Generic[State]):
         return self.paper
 
     @property
+    def excused(self) -> Mapping[str, str]:
+        """The laws that the method does not keep with these options, each with the reason; by default `exceptions`."""
+        return self.exceptions
+
+    @property
     def needs_simulation(self) -> bool:
         """Whether clients are sent more than they can afford, as an upper bound; real devices refuse it."""
         return False

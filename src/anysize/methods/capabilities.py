@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from torch import Tensor, nn
 
+from anysize.elastic.adapters import Adapter
 from anysize.elastic.axes import Kept
 from anysize.methods.base import Method, State
 from anysize.methods.context import Context
@@ -92,6 +93,18 @@ class Masked(ABC):
     @abstractmethod
     def trained(self, module: nn.Module, sub_model: SubModel) -> int:
         """How many numbers a client trains."""
+
+
+class OnBase(ABC, Generic[State]):
+    """Most of the network is frozen: it never travels, and every device has it itself, in `Context.base`."""
+
+    @abstractmethod
+    def frozen(self, context: Context) -> Collection[str]:
+        """The names of the network's tensors that nobody trains."""
+
+    @abstractmethod
+    def adapter(self, context: Context, state: State, size: Size) -> Adapter:
+        """What was learned beside the frozen network, at a size."""
 
 
 class CarriesMomentum(ABC):

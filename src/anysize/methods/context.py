@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,40 @@ class Proxy:
     calibrated: Callable[..., SubModel]
 
 
+class Base:
+    """The first weights of a network that clients have themselves, since most of them are never trained.
+
+    Args:
+        tensors: every tensor of the network, by name; nobody writes into them.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self._fingerprints: dict[frozenset[str], str] = {}
+
+    def fingerprint(self, but: Collection[str] = ()) -> str:
+        """A text that is the same for the same weights, whichever machine made them; computed once.
+
+        Args:
+            but: names of tensors that do not count.
+
+        >>> net = nn.Linear(2, 3)
+        >>> one, other = Base(net.state_dict()), Base({**net.state_dict(), "bias": torch.ones(3)})
+        >>> one.fingerprint() == other.fingerprint(), one.fingerprint(["bias"]) == other.fingerprint(["bias"])
+        (False, True)
+        """
+        left_out = frozenset(but)
+        if left_out not in self._fingerprints:
+            found = hashlib.sha256()
+            for name in sorted(self.tensors.keys() - left_out):
+                tensor = self.tensors[name].detach()
+                found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                if not tensor.is_meta:
+                    found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            self._fingerprints[left_out] = found.hexdigest()[:16]
+        return self._fingerprints[left_out]
+
+
 @dataclass(frozen=True)
 class Context:
     """The immutable facts of an experiment, the same on the server and every client except for what only a server has.
@@ -57,6 +92,7 @@ class Context:
             spend time rather than memory.
         seed: the seed of the whole run.
         initial: the full network's weights at the start; None on a client.
+        base: the same weights, on clients too, if the method leaves most of them frozen; else None.
         communication: in which form an update travels.
         built: a cache, by method and shapes, of networks that `local` trains again and again.
         pretrained: whether `initial` was learned, so that a method must start from it rather than draw new weights.
@@ -80,6 +116,7 @@ class Context:
     scarce_activations: bool = False
     seed: int = 0
     initial: Mapping[str, Tensor] | None = None
+    base: Base | None = None
     pretrained: bool = False
     stages: tuple[Stage, ...] = ()
     proxy: Proxy | None = None

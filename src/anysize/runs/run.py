@@ -28,12 +28,13 @@ from anysize.experiment.brief import known_in
 from anysize.experiment.estimating import jobs
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.signature import Known
+from anysize.exports.adapter import write_adapter
 from anysize.exports.bundle import write_bundle
 from anysize.exports.formats import Exported, sample_inputs
 from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry, Extras, Judge, Precision
 from anysize.inputs import Inputs
-from anysize.methods.capabilities import Factored, Mixture, levels_of, offered_sizes
+from anysize.methods.capabilities import Factored, Mixture, OnBase, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
 from anysize.models import plain, vocabulary
 from anysize.models.pretrained import refitted
@@ -229,6 +230,37 @@ class Run:
         write = write_bundle if runtime == "torch" else write_onnx_bundle
         with one_thread():
             return write(entries, path, self.experiment.signature, context.axes, about, extras)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether what was learned is adapters beside a frozen network."""
+        return isinstance(self.experiment.method, OnBase)
+
+    def adapter(self, folder: str | Path, size: float | str | None = None) -> Exported:
+        """Write what was learned beside a frozen network as a folder that peft opens.
+
+        Args:
+            folder: must not exist yet, or be empty.
+            size: a label or a width; by default the largest.
+
+        Raises:
+            ConfigError: the method trains no adapters, or batch-norm statistics would be missing from them.
+        """
+        context, method = self.experiment.context, self.experiment.method
+        if not isinstance(method, OnBase):
+            raise ConfigError(
+                f"{folder}: an adapter is written for method lora alone, and this run's is {self.config.method.name}; "
+                "for another format give a name that ends in .onnx, .pt2 or .safetensors"
+            )
+        if needs_calibration(context):
+            raise ConfigError(
+                f'{folder}: tricks.batch_norm = "{context.tricks.batch_norm}" gives the network statistics that no '
+                "adapter holds; write the merged network, as .safetensors"
+            )
+        chosen = self.sizes[-1] if size is None else self.size(size)
+        with one_thread():
+            made = method.adapter(context, self.state, chosen)
+            return write_adapter(made, Path(folder), self.experiment.signature)
 
     def _judge(self) -> Judge | None:
         """Measures a network's metrics on the test part; None if the data has none here."""
