@@ -69,7 +69,7 @@ def copied(module: Network, memo: dict[int, Any] | None = None) -> Network:
     """
     memo = {} if memo is None else memo
     for part in reversed(list(module.modules())):  # parts before the modules that hold them
-        kind = type(part)
+        kind: Any = type(part)
         if id(part) in memo or not _is_usual(kind):
             continue
         twin = kind.__new__(kind)
@@ -97,7 +97,7 @@ _COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__se
 
 
 @lru_cache(1024)
-def _is_usual(kind: type[nn.Module]) -> bool:
+def _is_usual(kind: type[Any]) -> bool:
     """Whether modules of a class are copied attribute by attribute; convolutions only add what old files lack."""
     usual = (nn.Module, nn.Conv2d)
     return all(any(getattr(kind, name, None) is getattr(own, name, None) for own in usual) for name in _COPYING)
