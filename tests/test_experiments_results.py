@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import runpy
 import shlex
 from pathlib import Path
 from statistics import mean
@@ -301,3 +302,18 @@ def test_splitmix_by_classes() -> None:
         for method, cell in zip(methods, cells[::2]):
             assert said(cell, one(found, method=method, round="60", size=width.strip())), (method, width)
     assert [width.strip() for width, *_ in shown[:4]] == list(WIDTHS)
+
+
+def test_trust_against_attackers() -> None:
+    script = runpy.run_path(str(FOLDER / "trust" / "attacks.py"))
+    assert script["table"](rows("trust", "attacks")) in (FOLDER / "trust" / "README.md").read_text()
+
+
+def test_trust_and_what_privacy_hides() -> None:
+    found = rows("trust", "privacy")
+    shown = table("trust", "| noise | epsilon")
+    assert len(shown) == len({row["noise"] for row in found})
+    for noise, _, accuracy, membership in shown:
+        own = [row for row in found if row["noise"] == noise]
+        assert said(accuracy, mean(float(row["accuracy"]) for row in own))
+        assert said(membership, mean(float(row["membership"]) for row in own))

@@ -58,20 +58,19 @@ def measured(setting: str, attack: str, rule: str, seed: int) -> dict[str, objec
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Accuracy in %, the mean over all sizes and the seeds that were run, by attack and rule, as Markdown."""
-    lines = [f"| setting, attack (seeds) | {' | '.join(RULES)} |", "| --- " * (len(RULES) + 1) + "|"]
+    """Accuracy in %, the mean over all sizes and the seeds that were run, with their number, as Markdown."""
+    lines = [f"| setting, attack | {' | '.join(RULES)} |", "| --- " * (len(RULES) + 1) + "|"]
     for setting, attack in product(SETTINGS, ATTACKS):
         own = [row for row in rows if (row["setting"], row["attack"]) == (setting, attack)]
-        seeds = [s for s in sorted({row["seed"] for row in own}) if sum(row["seed"] == s for row in own) == len(RULES)]
-        if seeds:
-            found = {rule: [row for row in own if row["rule"] == rule and row["seed"] in seeds] for rule in RULES}
-            cells = [f"{100 * _mean([float(row[size]) for row in found[r] for size in SIZES]):.1f}" for r in RULES]
-            lines.append(f"| {setting}, {attack} ({len(seeds)}) | {' | '.join(cells)} |")
+        if own:
+            cells = [_cell([row for row in own if row["rule"] == rule]) for rule in RULES]
+            lines.append(f"| {setting}, {attack} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _cell(rows: list[dict[str, str]]) -> str:
+    values = [float(row[size]) for row in rows for size in SIZES]
+    return f"{100 * sum(values) / len(values):.1f} ({len(rows)})" if values else "-"
 
 
 def main() -> None:
