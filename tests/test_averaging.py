@@ -205,11 +205,22 @@ def test_the_mean_is_the_streaming_one_whatever_the_attackers() -> None:
     assert averaging(AggregationConfig(attackers=0.4)) is StreamingMean
 
 
-@pytest.mark.parametrize("rule", RULES)
+METHODS: list[Method[Any]] = [HeteroFL(), FjORD(), SHeteroFL(), SplitMix(), FLANC(), PriSM(), FedHM()]
+FAST = ((HeteroFL, "krum"), (FLANC, "median"), (PriSM, "trimmed-mean"), (SplitMix, "geometric-median"))
+
+
 @pytest.mark.parametrize(
-    "method",
-    [HeteroFL(), FjORD(), SHeteroFL(), SplitMix(), FLANC(), PriSM(), FedHM()],
-    ids=lambda method: type(method).__name__,
+    "method, rule",
+    [
+        pytest.param(
+            method,
+            rule,
+            id=f"{type(method).__name__}-{rule}",
+            marks=[] if (type(method), rule) in FAST else [pytest.mark.slow],
+        )
+        for method in METHODS
+        for rule in RULES
+    ],
 )
 def test_every_method_keeps_the_laws_of_aggregating_under_every_rule(method: Method[Any], rule: str) -> None:
     trial = make_trial(method, None, (0.25, 0.5, 1.0), None)
