@@ -579,4 +579,6 @@ def _run_on_fleet(file: Path, overrides: Sequence[str], superlink: str, resume: 
         watch = Watch(progress, config.rounds)
         directory = submit(config, superlink, resume=resume, overwrite=overwrite, on_event=watch)
     seconds = time.perf_counter() - began
-    say(f"{config.rounds} rounds, this time in {seconds:.0f} s; on the server the run is in {directory}")
+    from anysize.report.tables import times
+
+    say(f"{times(config.rounds, 'round')}, this time in {seconds:.0f} s; on the server the run is in {directory}")
