@@ -228,7 +228,7 @@ def test_devices_by_name_are_customised_by_name_or_width(tmp_path: Path) -> None
     "name, message",
     [
         ("net.onxx", r"unknown export format '.onxx'; did you mean '.onnx'"),
-        ("net", "unknown export format 'net'"),
+        ("net", "only a network of transformers is written as a folder"),
         ("net.anysize", r"net\.anysize: \.anysize holds a bundle of sizes; one network is \.onnx"),
         ("missing/net.onnx", "the folder .* does not exist"),
         ("folder.onnx", "it is a folder"),

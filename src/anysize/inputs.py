@@ -20,6 +20,7 @@ class Inputs:
 
     Its length is the number of samples; an index takes these samples of every tensor, a name gives one tensor.
 
+    >>> import torch
     >>> batch = Inputs({"ids": torch.tensor([[5, 7], [6, 0]]), "mask": torch.tensor([[1, 1], [1, 0]])})
     >>> len(batch), batch[:1]["ids"].tolist(), torch.cat([batch, batch])["mask"].shape
     (2, [[5, 7]], torch.Size([4, 2]))
