@@ -27,11 +27,11 @@ def cv_entry(name: str, size: int = 64) -> Entry:
     return Entry(f"pytorchcv/{name}", build, images(size), ("pytorchcv",))
 
 
-def vision_entry(name: str, size: int = 64) -> Entry:
+def vision_entry(name: str, size: int = 64, **options: Any) -> Entry:
     def build() -> nn.Module:
         import torchvision
 
-        return torchvision.models.get_model(name, num_classes=5)
+        return torchvision.models.get_model(name, num_classes=5, **options)
 
     return Entry(f"torchvision/{name}", build, images(size), ("torchvision",))
 
@@ -137,15 +137,18 @@ TORCHVISION = [
         "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnet50",
         "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_0", "vgg11", "vgg11_bn", "wide_resnet50_2", "swin_t",
         "swin_v2_t",
+    )),
+    *(vision_entry(name, weights_backbone=None) for name in (
         "fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large",
     )),
-    vision_entry("inception_v3", 128), vision_entry("vit_b_16", 224), vision_entry("maxvit_t", 224),
+    vision_entry("inception_v3", 299), vision_entry("vit_b_16", 224), vision_entry("maxvit_t", 224),
 ]
 SEGMENTATION = [
     *(segmenting(name) for name in (
-        "Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PAN", "DeepLabV3", "DeepLabV3Plus",
+        "Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "DeepLabV3", "DeepLabV3Plus",
     )),
-    segmenting("PSPNet"), segmenting("UPerNet"), segmenting("Segformer"), segmenting("Unet", "mobilenet_v2"),
+    segmenting("PAN", size=128), segmenting("PSPNet"), segmenting("UPerNet"), segmenting("Segformer"),
+    segmenting("Unet", "mobilenet_v2"),
     segmenting("Unet", "efficientnet-b0"),
     segmenting("FPN", "mit_b0"),
 ]

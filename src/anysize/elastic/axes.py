@@ -617,9 +617,9 @@ def _homes(ran: Run, pinned: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, l
             if row is None or id(row) in seen:
                 continue
             seen.add(id(row))
-            for root in np.unique(ran.tracer.classes.roots(row).numpy()).tolist():
-                if not pinned[root]:
-                    homes.setdefault(root, []).append((name, axis))
+            roots = np.unique(ran.tracer.classes.roots(row).numpy())
+            for root in roots[~pinned[roots]].tolist():
+                homes.setdefault(root, []).append((name, axis))
     return homes
 
 

@@ -52,9 +52,21 @@ def _new(tracer: Tracer, call: Call) -> None:
 def _view(tracer: Tracer, call: Call) -> None:
     """A view by sizes; planes are reshaped, since they need not share the tensor's strides."""
     source, result = call.tensors()[0], call.results()[0]
-    shape = tuple(result.shape)
-    planes = tuple(expanded(plane, source).reshape(shape) for plane in tracer.labels(source).planes)
+    before, after = (tuple(int(size) for size in tensor.shape) for tensor in (source, result))
+    planes = tuple(_reshaped(plane, before, after) for plane in tracer.labels(source).planes)
     put_all(tracer, call, [planes], like=source)
+
+
+def _reshaped(plane: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+    """The plane of a view; only the axes between the first and the last that the view changes are expanded."""
+    most = min(len(before), len(after))
+    lead = next((axis for axis in range(most) if before[axis] != after[axis]), most)
+    tail = next((axis for axis in range(most - lead) if before[-1 - axis] != after[-1 - axis]), most - lead)
+    head, end = tuple(plane.shape[:lead]), tuple(plane.shape[len(before) - tail :])
+    old, new = before[lead : len(before) - tail], after[lead : len(after) - tail]
+    if all(size == 1 for size in plane.shape[lead : len(before) - tail]):
+        return plane.reshape(*head, *(1 for _ in new), *end)
+    return plane.expand(*head, *old, *end).reshape(*head, *new, *end)
 
 
 @rule("as_strided")
@@ -107,7 +119,9 @@ def _slice(tracer: Tracer, call: Call) -> None:
     if labels.static and source.shape[axis] != call.results()[0].shape[axis]:
         for plane in labels.planes:
             tracer.fix_along(plane, axis)
-    move_labels(tracer, call)
+    whole = [plane for plane in labels.planes if plane.shape[axis] == 1]
+    cut = [call.func(plane, *call.args[1:], **call.kwargs) for plane in labels.planes if plane.shape[axis] > 1]
+    put_all(tracer, call, [(*whole, *cut)], like=source)
 
 
 @rule("select", "unbind", "diagonal")

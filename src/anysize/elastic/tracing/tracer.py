@@ -639,7 +639,10 @@ def move_labels(tracer: Tracer, call: Call, chosen: Iterable[Tensor] | None = No
 @rule("expand")
 def _expand(tracer: Tracer, call: Call) -> None:
     """A view that expands axes of size 1; `_loose_axes` remembers which."""
-    move_labels(tracer, call)
+    source, result = call.tensors()[0], call.results()[0]
+    lead = (1,) * (result.dim() - source.dim())
+    planes = tuple(plane.reshape(*lead, *plane.shape) for plane in tracer.labels(source).planes)
+    put_all(tracer, call, [planes], like=source)
 
 
 def _loose_axes(call: Call, given: Sequence[Labels]) -> frozenset[int]:
