@@ -50,7 +50,7 @@ def test_a_memory_budget_is_met_by_the_largest_width_that_fits() -> None:
 
 def test_a_memory_budget_that_nothing_fits_names_the_smallest_that_would() -> None:
     with pytest.raises(
-        ConfigError, match=r"group 'board' can train no size; the smallest needs memory_bytes = 9.5\d*e\+07"
+        ConfigError, match=r"group 'board' can train no size; the smallest needs memory_bytes = 8.5\d*e\+07"
     ):
         _ = budgeted(1e6).sizes
 

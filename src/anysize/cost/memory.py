@@ -21,7 +21,7 @@ def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
     return (4 + _per_parameter(training)) * network + held
 
 
-PROCESS_BYTES = 95_000_000
+PROCESS_BYTES = 85_000_000
 """What a process loads when its first message comes: PyTorch's kernels, and its functions for shapes."""
 _COPIES = 7  # of the network: itself, gradients, received, as read from the wire and from Flower, sent, as written
 _TRANSIENT = 1.1  # of what a step holds: gradients of activations come and go
