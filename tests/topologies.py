@@ -928,12 +928,7 @@ class PlacewiseConvolution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right, self.mix, self.out = (
-            nn.Linear(5, 8),
-            nn.Linear(5, 8),
-            nn.Conv1d(2, 4, 1),
-            nn.Linear(8, 3),
-        )
+        self.left, self.right, self.mix, self.out = nn.Linear(5, 8), nn.Linear(5, 8), nn.Conv1d(2, 4, 1), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.mix(torch.stack([self.left(x), self.right(x)], 1)).relu().mean(1))

@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from anysize.config.extras import needs
+from anysize.config.packages import load_torchvision
 from anysize.elastic.kernels import principal_kernels, recompose
 from anysize.elastic.norm import batch_norms
 from anysize.errors import ModelError, told, unknown
@@ -296,6 +297,7 @@ def load_peft() -> Any:
         raise ModelError(missing)
     try:
         with quiet():
+            load_torchvision()  # transformers, which peft loads, would fail where torchvision's operators do not load
             import peft
     except Exception as error:  # it loads transformers, and that whatever is installed beside it
         raise ModelError(f"lora: peft is installed but does not load here: {told(error)}") from error
