@@ -24,7 +24,7 @@ from anysize.deploy.affordable import message_cost
 from anysize.elastic import adapters
 from anysize.elastic.adapters import Adapted, Site, site_of, sites
 from anysize.elastic.skeleton import tensors_of
-from anysize.errors import AnysizeError, ConfigError, MethodError, ModelError
+from anysize.errors import AnysizeError, ConfigError, MethodError, ModelError, TrustError
 from anysize.experiment.plan import plan
 from anysize.methods import FedAvg, LoRA
 from anysize.methods.lora import _MERGES, Factors, LoRAState, Merge
@@ -504,6 +504,26 @@ def test_an_adapter_of_another_base_is_refused() -> None:
     untold = replace(message, ticket=replace(message.ticket, more={}))
     with pytest.raises(MethodError, match="belong to another base"):
         one.method.build(one.context.for_client(), untold)
+
+
+def test_a_device_reads_no_weights_from_outside_its_folder(tmp_path: Path) -> None:
+    from anysize.deploy.device_file import DeviceConfig
+    from anysize.deploy.gate import refuse_foreign_weights
+
+    device = DeviceConfig(name="cam", server="10.0.0.1:9092", data="shop:load")
+    device._folder = tmp_path
+    for named, allowed in (
+        ("base.safetensors", True),
+        ("../base.safetensors", False),
+        ("/etc/base.safetensors", False),
+    ):
+        asked = digits(LoRA(), {"name": "mlp", "weights": named}).config
+        refuse_foreign_weights(FedAvg(), asked, device)
+        if allowed:
+            refuse_foreign_weights(LoRA(), asked, device)
+            continue
+        with pytest.raises(TrustError, match="outside this device's folder"):
+            refuse_foreign_weights(LoRA(), asked, device)
 
 
 def test_an_unknown_merge_is_refused() -> None:
