@@ -176,9 +176,9 @@ RESULTS = (
     ),
     Results(
         "experiments/lora/results/shakespeare.csv",
-        'the next character of 20 of Shakespeare\'s roles, `merge = "svd"`, 10 rounds',
+        'the next character of 20 of Shakespeare\'s roles, `merge = "svd"`, 6 rounds',
         "experiments/lora/README.md",
-        {"method": "svd"},
+        {"method": "svd", "learning_rate": "1e-2"},
         "lora",
     ),
     Results(

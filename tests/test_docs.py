@@ -29,7 +29,6 @@ from anysize.records.events import read_events, status
 from anysize.runs.experiment import Experiment
 from anysize.testing import LAWS
 from small import fast_if
-from zoo.entries import load_torchvision
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "src" / "anysize" / "demo.toml"
@@ -300,7 +299,6 @@ def test_experiment_page_is_what_the_generator_prints() -> None:
 @pytest.mark.parametrize("name", fast_if("fedavg".__eq__, [name for name, _ in methods.methods()]))
 def test_pages_of_methods_are_what_their_generator_prints(name: str) -> None:
     if name == "lora":
-        load_torchvision()  # peft does
         pytest.importorskip("peft")
     page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert page == script("docs/method_pages.py").page(name), "run: .venv/bin/python docs/method_pages.py"

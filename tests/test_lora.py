@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from anysize.deploy.affordable import message_cost
 from anysize.elastic import adapters
 from anysize.elastic.adapters import Adapted, Site, site_of, sites
 from anysize.elastic.skeleton import tensors_of
-from anysize.errors import AnysizeError, ConfigError, MethodError, ModelError
+from anysize.errors import AnysizeError, ConfigError, MethodError, ModelError, TrustError
 from anysize.experiment.plan import plan
 from anysize.methods import FedAvg, LoRA
 from anysize.methods.lora import _MERGES, Factors, LoRAState, Merge
@@ -34,17 +33,9 @@ from anysize.methods.messages import Client, Ticket
 from anysize.methods.size import Size
 from anysize.runs.experiment import Experiment
 from anysize.testing import check_method
-from zoo.entries import load_torchvision
 
 with_peft = pytest.mark.skipif(find_spec("peft") is None, reason="needs the extra lora")
 MERGES = ("zero-padding", "svd", "stacking", "basis", "sampled")
-HIDDEN = Path(__file__).parent / "fixtures" / "no_torchvision"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def loadable() -> None:
-    if find_spec("peft") is not None:
-        load_torchvision()
 
 
 # --- merges against numpy -----------------------------------------------------------------------------------
@@ -336,8 +327,11 @@ def test_a_network_with_batch_norm_keeps_the_statistics_it_came_with(tmp_path: P
 # --- whole runs ---------------------------------------------------------------------------------------------
 
 OPENED = """
-import sys, json, torch, peft, safetensors.torch
+import sys, json, torch, safetensors.torch
 from anysize import models
+from anysize.config.packages import load_torchvision
+load_torchvision()
+import peft
 folder, options = sys.argv[1], json.loads(sys.argv[2])
 base = models.build("mlp", (1, 8, 8), 10, options, seed=0)
 opened = peft.PeftModel.from_pretrained(base, folder).eval()
@@ -346,12 +340,6 @@ with torch.no_grad():
     y = opened(x)
 safetensors.torch.save_file({"y": y, "z": opened.merge_and_unload()(x).detach()}, folder + "/../y.safetensors")
 """
-
-
-def environment() -> dict[str, str]:
-    """For a process that loads peft."""
-    before = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(HIDDEN), *([before] if before else [])])}
 
 
 @with_peft
@@ -368,16 +356,13 @@ def test_peft_opens_the_written_adapter_in_a_fresh_process(merge: Any, tmp_path:
     safetensors.torch.save_file({"x": x}, tmp_path / "x.safetensors")
     written = subprocess.run(
         [sys.executable, "-m", "anysize", "customize", tmp_path / "run", "--size", "0.5", "--to", tmp_path / "adapter"],
-        env=environment(),
         capture_output=True,
         text=True,
     )
     assert written.returncode == 0, written.stderr
     assert "peft.PeftModel.from_pretrained opens it" in written.stdout.replace("\n", " ")
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 4
-    subprocess.run(
-        [sys.executable, "-c", OPENED, tmp_path / "adapter", json.dumps(options)], env=environment(), check=True
-    )
+    subprocess.run([sys.executable, "-c", OPENED, tmp_path / "adapter", json.dumps(options)], check=True)
     said = safetensors.torch.load_file(tmp_path / "y.safetensors")
     torch.testing.assert_close(said["y"], said["z"], atol=1e-5, rtol=1e-5)
     if merge == "svd":  # stacking's whole sum has more directions than rank 4
@@ -387,10 +372,7 @@ def test_peft_opens_the_written_adapter_in_a_fresh_process(merge: Any, tmp_path:
 
 @with_peft
 @pytest.mark.slow
-def test_workers_give_the_same_bits_from_the_same_file_of_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+def test_workers_give_the_same_bits_from_the_same_file_of_weights(tmp_path: Path) -> None:
     start = digits(LoRA()).model
     with torch.no_grad():
         weights = {name: tensor + 0.1 for name, tensor in tensors_of(start).items()}
@@ -403,7 +385,7 @@ def test_workers_give_the_same_bits_from_the_same_file_of_weights(
         'training = { local_steps = 2, batch_size = 8 }\nevaluation = { on = ["test", "clients"] }\n'
     )
     one = az.run(file, out=tmp_path / "one", progress=False)
-    other = az.run(file, ["engine.name=processes", "engine.workers=2"], out=tmp_path / "other", progress=False)
+    other = az.run(file, overrides=["engine.name=processes", "engine.workers=2"], out=tmp_path / "other", progress=False)
     assert one.history[-1]["accuracy"] == other.history[-1]["accuracy"]
     assert (tmp_path / "one" / "clients.csv").read_bytes() == (tmp_path / "other" / "clients.csv").read_bytes()
     mine, theirs = (tensors_of(run.customize(0.5)) for run in (one, other))
@@ -522,6 +504,26 @@ def test_an_adapter_of_another_base_is_refused() -> None:
     untold = replace(message, ticket=replace(message.ticket, more={}))
     with pytest.raises(MethodError, match="belong to another base"):
         one.method.build(one.context.for_client(), untold)
+
+
+def test_a_device_reads_no_weights_from_outside_its_folder(tmp_path: Path) -> None:
+    from anysize.deploy.device_file import DeviceConfig
+    from anysize.deploy.gate import refuse_foreign_weights
+
+    device = DeviceConfig(name="cam", server="10.0.0.1:9092", data="shop:load")
+    device._folder = tmp_path
+    for named, allowed in (
+        ("base.safetensors", True),
+        ("../base.safetensors", False),
+        ("/etc/base", False),
+    ):
+        asked = digits(LoRA(), {"name": "mlp", "weights": named}).config
+        refuse_foreign_weights(FedAvg(), asked, device)
+        if allowed:
+            refuse_foreign_weights(LoRA(), asked, device)
+            continue
+        with pytest.raises(TrustError, match="outside this device's folder"):
+            refuse_foreign_weights(LoRA(), asked, device)
 
 
 def test_an_unknown_merge_is_refused() -> None:

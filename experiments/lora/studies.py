@@ -3,7 +3,8 @@
     python experiments/lora/base.py
     python experiments/lora/studies.py 0 1 2 > experiments/lora/results/shakespeare.csv
 
-The arguments are seeds and, if not all are wanted, methods. Every row has a command that gives its run alone.
+The arguments are seeds and, if not all are wanted, methods and learning rates. Every row has a command that gives its
+run alone.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ HERE = Path(__file__).parent
 FILE = "experiments/lora/shakespeare.toml"
 BASE = "model.weights=base.safetensors"
 MERGES = ("zero-padding", "svd", "stacking", "basis", "sampled")
-WHOLE = ['method={name="fedavg"}', "devices.capacities=[1.0]", "training.learning_rate=3e-3"]
+RATES = ("1e-3", "3e-3", "1e-2")
+WHOLE = ['method={name="fedavg"}', "devices.capacities=[1.0]"]
 METHODS = {
-    "none": [*WHOLE, "rounds=1", "training.learning_rate=1e-12"],  # the network as it came
+    "none": [*WHOLE, "rounds=1"],  # the network as it came: its only rate is almost zero
     "fedavg": WHOLE,
     **{merge: [f"method.merge={merge}"] for merge in MERGES},
 }
 
 
-def rows(method: str, seed: str) -> Iterator[str]:
+def rows(method: str, rate: str, seed: str) -> Iterator[str]:
     """A row for each size of one run."""
-    more = [BASE, *METHODS[method], f"seed={seed}", "engine.name=inprocess"]
+    more = [BASE, *METHODS[method], f"training.learning_rate={rate}", f"seed={seed}", "engine.name=inprocess"]
     sets = " ".join(f"--set {shlex.quote(change)}" for change in more)
     command = f"python experiments/lora/base.py && anysize run {FILE} {sets}".replace('"', '""')
     began = time.process_time()
@@ -57,7 +59,7 @@ def rows(method: str, seed: str) -> Iterator[str]:
             message = experiment.method.extract(context, run.state, Client(0, 0, size, 1, 32, 0))
             memory = message_cost(context.for_client(), experiment.method, message, experiment.example)["memory_bytes"]
             yield (
-                f"{method},{seed},{run.round},{size.label},{found['perplexity']:.4f},{found['accuracy']:.4f},"
+                f"{method},{rate},{seed},{run.round},{size.label},{found['perplexity']:.4f},{found['accuracy']:.4f},"
                 f"{cost.parameters},{cost.training_macs},{cost.activation_bytes},{cost.bytes_down},{cost.bytes_up},"
                 f'{memory:.0f},{seconds:.0f},"{command}"'
             )
@@ -65,15 +67,17 @@ def rows(method: str, seed: str) -> Iterator[str]:
 
 def main(words: list[str]) -> None:
     seeds = [word for word in words if word.isdigit()]
-    wanted = [word for word in words if not word.isdigit()] or list(METHODS)
+    wanted = [word for word in words if word in METHODS] or list(METHODS)
+    rates = [word for word in words if word in RATES] or list(RATES)
     print(
-        "method,seed,rounds,size,perplexity,accuracy,parameters,training_macs,activation_bytes,bytes_down,bytes_up,"
+        "method,learning_rate,seed,rounds,size,perplexity,accuracy,parameters,training_macs,activation_bytes,bytes_down,bytes_up,"
         "memory_bytes,cpu_seconds,command",
         flush=True,
     )
     for seed, method in product(seeds, wanted):
-        for row in rows(method, seed):
-            print(row, flush=True)
+        for rate in ["1e-12"] if method == "none" else rates:
+            for row in rows(method, rate, seed):
+                print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from anysize.client.process import hold_memory, spare_compiler
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
-from anysize.deploy.gate import Gate, accepted, refuse_upper_bounds
+from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
@@ -112,6 +112,7 @@ class Knowledge:
         brief = Brief.from_json(hello["brief"], partial(accepted, device=device))
         config, experiment = brief.config, brief.experiment()
         refuse_upper_bounds(experiment.method)
+        refuse_foreign_weights(experiment.method, config, device)
         own = own_data.own_share(device, config, brief.known.signature)
         # A device makes the network without its weights, unless it must have them itself.
         with nullcontext() if isinstance(experiment.method, OnBase) else weightless():

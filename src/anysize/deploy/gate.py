@@ -18,6 +18,7 @@ from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.errors import AnysizeError, TrustError, short
 from anysize.methods.base import Method
+from anysize.methods.capabilities import OnBase
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Ticket
 from anysize.methods.training import Batch
@@ -30,6 +31,16 @@ def refuse_upper_bounds(method: Method[Any]) -> None:
         raise TrustError(
             f"{type(method).__name__} with these options sends devices more than they can train, as an upper bound for "
             "simulations; real devices refuse it"
+        )
+
+
+def refuse_foreign_weights(method: Method[Any], config: ExperimentConfig, device: DeviceConfig) -> None:
+    """Refuse to read weights from outside the device's folder, where the device must have a frozen network itself."""
+    named, folder = config.model.weights, device.folder.resolve()
+    if named is not None and isinstance(method, OnBase) and not (folder / named).resolve().is_relative_to(folder):
+        raise TrustError(
+            f"the server's experiment reads model.weights = {short(named)}, which is outside this device's folder; put "
+            "the file beside the device's file, and name it so in the experiment"
         )
 
 

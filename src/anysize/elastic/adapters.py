@@ -297,7 +297,7 @@ def load_peft() -> Any:
         raise ModelError(missing)
     try:
         with quiet():
-            load_torchvision()
+            load_torchvision()  # transformers, which peft loads, would fail where torchvision's operators do not load
             import peft
     except Exception as error:  # it loads transformers, and that whatever is installed beside it
         raise ModelError(f"lora: peft is installed but does not load here: {told(error)}") from error
