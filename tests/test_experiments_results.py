@@ -108,6 +108,16 @@ def test_elf_beside_each_network_alone(name: str, header: str, networks: tuple[s
             assert said(cell.partition(" (")[0], one(found, **where)), where
 
 
+def test_elf_with_two_depths() -> None:
+    found = rows("elf", "cifar10-16-pairs")
+    shown = table("elf", "| eLF with two depths, iid")
+    assert len(shown) == 3
+    for pair, *cells in shown:
+        for network, cell in zip(("resnet14", "resnet20", "resnet32"), cells, strict=True):
+            assert bool(cell) == (network in pair)
+            assert not cell or said(cell, one(found, method=f"elf {pair}", network=network, round="40")), pair
+
+
 def test_elf_on_residual_networks() -> None:
     found = rows("elf", "cifar10-16-short")
     shown = table("elf", "| seed | round | zeros: ResNet8, 14, 20")
