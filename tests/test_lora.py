@@ -385,7 +385,9 @@ def test_workers_give_the_same_bits_from_the_same_file_of_weights(tmp_path: Path
         'training = { local_steps = 2, batch_size = 8 }\nevaluation = { on = ["test", "clients"] }\n'
     )
     one = az.run(file, out=tmp_path / "one", progress=False)
-    other = az.run(file, overrides=["engine.name=processes", "engine.workers=2"], out=tmp_path / "other", progress=False)
+    other = az.run(
+        file, overrides=["engine.name=processes", "engine.workers=2"], out=tmp_path / "other", progress=False
+    )
     assert one.history[-1]["accuracy"] == other.history[-1]["accuracy"]
     assert (tmp_path / "one" / "clients.csv").read_bytes() == (tmp_path / "other" / "clients.csv").read_bytes()
     mine, theirs = (tensors_of(run.customize(0.5)) for run in (one, other))
