@@ -79,7 +79,7 @@ EQUATIONS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "stacking: the exact sum, added to the weights.",
-            r"W \leftarrow W + s \, [B_1 \dots B_K] \begin{bmatrix} p_1 A_1 \\ \vdots \\ p_K A_K \end{bmatrix}",
+            r"W \leftarrow W + s \, [B_1 \ldots B_K] \begin{bmatrix} p_1 A_1 \\ \vdots \\ p_K A_K \end{bmatrix}",
         ),
     ],
     "oat": [
