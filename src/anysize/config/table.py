@@ -12,10 +12,6 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from anysize.config.values import range_words
 from anysize.errors import ConfigError, unknown
 
-RESERVED_TABLES = ("privacy",)
-"""Names that no experiment may use yet, so that later versions can give them a meaning."""
-
-
 PROBLEMS = "problems"  # the type of errors whose lines are complete, key included
 
 
@@ -170,8 +166,6 @@ def _unknown_key(location: Sequence[int | str], root: type[Table]) -> str:
     """The line for an unknown key: the nearest match, or the table where the key belongs."""
     *above, last = location
     key, table = str(last), _dotted(root.table, above)
-    if not table and key in RESERVED_TABLES:
-        return f"[{key}]: this table is reserved for a later version; remove it"
     keys = _table_at(root, above).model_fields
     line = f"{table or 'top level'}: {unknown('key', key, keys)}"
     tables = _keys_by_table() if root.whole == Table.whole else {}
