@@ -63,6 +63,7 @@ class Setup:
         clients: int | None = None,
         partition: Mapping[str, Any] | None = None,
         keep: Sequence[str] = (),
+        heads: str = "within",
         pretrained: bool = False,
         devices: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
@@ -89,6 +90,7 @@ class Setup:
             clients: how many share the data.
             partition: further keys of [data]: split, classes_per_client, alpha, validation, augment, ...
             keep: patterns of parameters whose width group is not narrowed.
+            heads: whether attention shrinks "within" every head, or drops "whole" heads.
             pretrained: whether a live model's weights were learned.
             devices: the [devices] table.
             training: the [training] table.
@@ -126,6 +128,8 @@ class Setup:
             tables["data"]["clients"] = clients
         if keep:
             tables["model"]["keep"] = list(keep)
+        if heads != "within":
+            tables["model"]["heads"] = heads
         given: dict[str, Any] = {"devices": devices, "training": training, "tricks": tricks, "evaluation": evaluation}
         given["communication"], given["privacy"] = communication, privacy
         given["engine"] = {"name": engine} if isinstance(engine, str) else engine
