@@ -561,7 +561,7 @@ def test_nothing_of_hugging_face_is_imported_unless_a_name_asks_for_it() -> None
     assert done.stdout.strip() == "[]"
 
 
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+CLASSIFIERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", SMALL),
     "llama": ("LlamaForSequenceClassification", "LlamaConfig", SMALL | {"num_key_value_heads": 2, "pad_token_id": 0}),
     "qwen3": (
@@ -573,15 +573,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def of_family(name: str) -> Any:
-    network, config, options = FAMILIES[name]
+def classifier_of(name: str) -> Any:
+    network, config, options = CLASSIFIERS[name]
     torch.manual_seed(0)
     return getattr(transformers, network)(getattr(transformers, config)(**options))
 
 
-@pytest.mark.parametrize("name", fast_if(lambda name: name == "bert", FAMILIES))
+@pytest.mark.parametrize("name", fast_if(lambda name: name == "bert", CLASSIFIERS))
 def test_a_live_network_loses_whole_heads_and_keeps_their_width(name: str, tmp_path: Path) -> None:
-    run = az.Experiment(**live(model=of_family(name), heads="whole")).run(tmp_path / "run", progress=False)
+    run = az.Experiment(**live(model=classifier_of(name), heads="whole")).run(tmp_path / "run", progress=False)
     config = run.customize(size=0.5).config
     assert config.num_attention_heads == 2
     if hasattr(config, "num_key_value_heads"):
@@ -591,12 +591,12 @@ def test_a_live_network_loses_whole_heads_and_keeps_their_width(name: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_live_network_trains_at_several_depths(name: str, tmp_path: Path) -> None:
     method = {"name": "elf", "depths": [1, 2], "sparsities": [0.0], "proxy": 0}
     groups = [{"name": "shallow", "depth": 1}, {"name": "deep", "depth": 2}]
-    given = live(model=of_family(name), method=method, devices={"groups": groups})
+    given = live(model=classifier_of(name), method=method, devices={"groups": groups})
     run = az.Experiment(**given).run(tmp_path / "run", progress=False)
     counts = [sum(value.numel() for value in run.customize(size=size.label).parameters()) for size in run.sizes]
-    block = next(part for part in of_family(name).modules() if isinstance(part, nn.ModuleList))[0]
+    block = next(part for part in classifier_of(name).modules() if isinstance(part, nn.ModuleList))[0]
     assert counts[1] - counts[0] == sum(value.numel() for value in block.parameters())
