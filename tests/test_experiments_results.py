@@ -94,13 +94,16 @@ def test_elf_on_fashion_mnist() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, header, networks",
-    [("cifar10-16-residual", "| CIFAR-10, one local epoch", ("resnet14", "resnet20", "resnet32"))],
+    "name, header, networks, lines",
+    [
+        ("cifar10-16-residual", "| CIFAR-10, one local epoch", ("resnet14", "resnet20", "resnet32"), 6),
+        ("emnist", "| EMNIST, one local epoch", ("conv3", "conv5", "conv7"), 3),
+    ],
 )
-def test_elf_beside_each_network_alone(name: str, header: str, networks: tuple[str, ...]) -> None:
+def test_elf_beside_each_network_alone(name: str, header: str, networks: tuple[str, ...], lines: int) -> None:
     found = rows("elf", name)
     shown = table("elf", header)
-    assert len(shown) == 6
+    assert len(shown) == lines
     for method, split, *cells in shown:
         for network, cell in zip(networks, cells, strict=True):
             label = network if method.startswith("each") else method.replace("eLF, ", "elf ")
