@@ -89,22 +89,18 @@ class Counted(Average):
         self._held: list[tuple[int, str, Index, Tensor]] = []
         self.turns: list[int] = []
 
-    def add(
-        self,
-        tensors: Mapping[str, Tensor],
-        weight: float,
-        index: Mapping[str, Index] | None = None,
-        classes: Tensor | None = None,
-        held: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Count one client."""
+    def _begin(self) -> None:
+        super()._begin()
         self.turns.append(self._client())
-        for name, tensor in tensors.items():
-            at = index[name] if index is not None else ()
-            holds = self._holds(name, tensor, classes, held).expand(tensor.shape)
-            counts = self._counts.setdefault(name, torch.zeros(self._before[name].shape, dtype=torch.int32))
-            put(counts, at, taken(counts, at) + holds)
-            self._held.append((self._client(), name, at, holds))
+
+    def _take(
+        self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
+    ) -> None:
+        """Count the client at every entry that it holds."""
+        holds = self._holds(name, tensor, classes, held).expand(tensor.shape)
+        counts = self._counts.setdefault(name, torch.zeros(self._before[name].shape, dtype=torch.int32))
+        put(counts, at, taken(counts, at) + holds)
+        self._held.append((self.turns[-1], name, at, holds))
 
     def result(self) -> Tensors:
         return dict(self._before)
@@ -132,23 +128,13 @@ class HeldAverage(Average):
         self._rule = rule
         self._attackers = attackers
         self._sent: dict[str, list[_Sent]] = {}
-        self._clients = 0
 
-    def add(
-        self,
-        tensors: Mapping[str, Tensor],
-        weight: float,
-        index: Mapping[str, Index] | None = None,
-        classes: Tensor | None = None,
-        held: Mapping[str, Tensor] | None = None,
+    def _take(
+        self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
     ) -> None:
-        """Copy one client's tensors; its weight is not used."""
-        for name, tensor in tensors.items():
-            at = index[name] if index is not None else ()
-            self._check(name, tensor, at)
-            holds = self._holds(name, tensor, classes, held)
-            self._sent.setdefault(name, []).append(_Sent(self._clients, tensor.clone(), at, holds))
-        self._clients += 1
+        """Copy one tensor; the client's weight is not used."""
+        holds = self._holds(name, tensor, classes, held)
+        self._sent.setdefault(name, []).append(_Sent(self._clients - 1, tensor.clone(), at, holds))
 
     def result(self) -> Tensors:
         choose = self._chosen() if self._rule in ("krum", "geometric-median") else None

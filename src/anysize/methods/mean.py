@@ -31,8 +31,8 @@ class Average(ABC):
         """
         self._before = before
         self._head = head or {}
+        self._clients = 0
 
-    @abstractmethod
     def add(
         self,
         tensors: Mapping[str, Tensor],
@@ -50,6 +50,21 @@ class Average(ABC):
             classes: a factor per class on the weight of the classifier's rows.
             held: for tensors that the client holds in part, a mask of their shape with the entries that it holds.
         """
+        self._begin()
+        for name, tensor in tensors.items():
+            at = index[name] if index is not None else ()
+            self._check(name, tensor, at)
+            self._take(name, tensor, at, weight, classes, None if held is None else held.get(name))
+
+    def _begin(self) -> None:
+        """Count a client; called before its tensors."""
+        self._clients += 1
+
+    @abstractmethod
+    def _take(
+        self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
+    ) -> None:
+        """Take one tensor of a client; the arguments are those of `add`, for this tensor."""
 
     @abstractmethod
     def result(self) -> Tensors:
@@ -74,10 +89,10 @@ class Average(ABC):
         shape[self._head[name]] = -1
         return (classes.to(self._precision(name)) * weight).reshape(shape)
 
-    def _holds(self, name: str, tensor: Tensor, classes: Tensor | None, held: Mapping[str, Tensor] | None) -> Tensor:
+    def _holds(self, name: str, tensor: Tensor, classes: Tensor | None, held: Tensor | None) -> Tensor:
         """Which entries of a tensor count, of those that a client sent, in a shape that broadcasts to it."""
         holds = self._share(name, tensor, 1.0, classes) > 0
-        return holds if held is None or name not in held else holds & (held[name] > 0)
+        return holds if held is None else holds & (held > 0)
 
     def _precision(self, name: str) -> torch.dtype:
         """The precision of a tensor's mean and weights: the tensor's own, but at least single."""
@@ -100,25 +115,17 @@ class StreamingMean(Average):
         self._mean: Tensors = {}
         self._weight: Tensors = {}
 
-    def add(
-        self,
-        tensors: Mapping[str, Tensor],
-        weight: float,
-        index: Mapping[str, Index] | None = None,
-        classes: Tensor | None = None,
-        held: Mapping[str, Tensor] | None = None,
+    def _take(
+        self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
     ) -> None:
-        """Fold in one client's tensors."""
-        for name, tensor in tensors.items():
-            at = index[name] if index is not None else ()
-            self._check(name, tensor, at)
-            share = self._share(name, tensor, weight, classes)
-            if held is not None and name in held:
-                share = share * held[name]
-            if any(part is not None for part in at):
-                self._fold_part(name, tensor, share, at)
-            else:
-                self._fold(name, tensor, share)
+        """Fold in one tensor."""
+        share = self._share(name, tensor, weight, classes)
+        if held is not None:
+            share = share * held
+        if any(part is not None for part in at):
+            self._fold_part(name, tensor, share, at)
+        else:
+            self._fold(name, tensor, share)
 
     def result(self) -> Tensors:
         return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}

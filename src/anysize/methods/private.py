@@ -52,24 +52,16 @@ class NoisySum(Average):
         self._deviation, self._random = deviation, random
         self.sums: Tensors = {}
 
-    def add(
-        self,
-        tensors: Mapping[str, Tensor],
-        weight: float,
-        index: Mapping[str, Index] | None = None,
-        classes: Tensor | None = None,
-        held: Mapping[str, Tensor] | None = None,
+    def _take(
+        self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
     ) -> None:
-        """Add one client's update; its weight is not used."""
-        for name, tensor in tensors.items():
-            at = index[name] if index is not None else ()
-            self._check(name, tensor, at)
-            if not tensor.is_floating_point():
-                continue
-            old = self._before[name]
-            sums = self.sums.setdefault(name, torch.zeros(old.shape, dtype=torch.float64))
-            holds = self._holds(name, tensor, classes, held).expand(tensor.shape)
-            put(sums, at, taken(sums, at) + holds * (tensor.double() - taken(old, at).double()))
+        """Add what the client moved in one tensor; its weight is not used."""
+        if not tensor.is_floating_point():
+            return
+        old = self._before[name]
+        sums = self.sums.setdefault(name, torch.zeros(old.shape, dtype=torch.float64))
+        holds = self._holds(name, tensor, classes, held).expand(tensor.shape)
+        put(sums, at, taken(sums, at) + holds * (tensor.double() - taken(old, at).double()))
 
     def result(self) -> Tensors:
         return {name: self._moved(name, old) for name, old in self._before.items()}
