@@ -17,8 +17,8 @@ from anysize.comparisons.cells import cells
 FOLDER = Path(__file__).parents[1] / "experiments" / "benchmark"
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_results", FOLDER / "results.py")
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"experiments_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,7 +27,8 @@ def script() -> ModuleType:
     return module
 
 
-made = script()
+made = script(FOLDER / "results.py")
+gathering = script(FOLDER.parent / "gather.py")
 
 
 @pytest.fixture
@@ -41,12 +42,12 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(made, "RESULTS", tmp_path)
     with (tmp_path / "cifar.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, made.COLUMNS)
+        writer = csv.DictWriter(file, gathering.COLUMNS)
         writer.writeheader()
         for method, own in accuracy.items():
             for seed in (0, 1) if method != "splitmix" else (0,):
                 for size, value in zip(("0.5", "1.0"), own):
-                    row = dict.fromkeys(made.COLUMNS, 0) | {"setting": "iid", "method": method, "seed": seed}
+                    row = dict.fromkeys(gathering.COLUMNS, 0) | {"setting": "iid", "method": method, "seed": seed}
                     row |= {"size": size, "accuracy": value + 0.02 * seed, "best": value, "parameters": 10}
                     row |= {"training_macs": 6_000_000 if method == "fedhm" else 3_000_000}
                     writer.writerow(row | {"bytes": 2_000 if size == "1.0" else 1_000})
@@ -86,7 +87,7 @@ def test_a_figure_gives_methods_of_equal_results_one_line() -> None:
 @pytest.mark.parametrize("page", made.PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_the_pages_hold_the_tables_of_the_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert text == made.shown(text), "run: .venv/bin/python experiments/benchmark/results.py write"
+    assert text == made.shown(text), "run: .venv/bin/python experiments/benchmark/results.py"
 
 
 @pytest.mark.parametrize("name", made.FIGURES)

@@ -330,3 +330,16 @@ def test_trust_and_what_privacy_hides() -> None:
         own = [row for row in found if row["noise"] == noise]
         assert said(accuracy, mean(float(row["accuracy"]) for row in own))
         assert said(membership, mean(float(row["membership"]) for row in own))
+
+
+def test_splitmix_coverage() -> None:
+    found = rows("splitmix", "coverage")
+    for name, *cells in table("splitmix", "| share ever trained"):
+        method = {"Split-Mix": "splitmix", "SHeteroFL": "sheterofl"}[name]
+        for domain, cell in zip(("mnist", "mnist-m", "usps"), cells):
+            assert said(cell.removesuffix("%"), one(found, "mean", method=method, of="share trained", domain=domain))
+    page = (FOLDER / "splitmix" / "README.md").read_text()
+    for row in found:
+        if row["of"] == "parameters":
+            assert f"{int(row['mean']):,}" in page
+            assert f"({'spread ' if row['method'] == 'splitmix' else ''}{int(row['spread']):,})" in page

@@ -1,23 +1,18 @@
-"""The benchmark's results: finished cells into a CSV, and from it every table and figure that the pages show.
+"""Writes every table and figure of the benchmark that the pages show, from `results/*.csv`.
 
-    python experiments/benchmark/results.py gather cifar runs/cifar   # finished cells -> results/cifar.csv
-    python experiments/benchmark/results.py write                     # results/*.csv -> tables and figures
+    python experiments/benchmark/results.py
 
-`gather` keeps rows of cells that the folder does not hold. A page names a table by a mark such as
-`<!-- benchmark: cifar, 3 classes -->`; what stands between it and `<!-- end of benchmark -->` is written anew.
+A page names a table by a mark such as `<!-- benchmark: cifar, 3 classes -->`; what stands between it and
+`<!-- end of benchmark -->` is written anew. `experiments/gather.py` writes the CSV files.
 """
 
 from __future__ import annotations
 
 import csv
 import html
-import io
 import math
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -32,10 +27,6 @@ SLICE = "heterofl"  # trains the plain slice of every width, what others' costs 
 MARKED = "†"
 DEAR = 1.5  # times the slice's training MACs: a cell above that is marked, and never counts as the best
 TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16", "digits": "Digits"}
-COLUMNS = (
-    *("setting", "method", "seed", "size", "accuracy", "best", "best_round", "learning_rate", "parameters"),
-    *("training_macs", "activation_bytes", "bytes", "inference_bytes", "hours", "machine", "commit", "command"),
-)
 MARK = re.compile(r"(<!-- benchmark: (\w+), (.+?) -->\n)(.*?)(<!-- end of benchmark -->)", re.DOTALL)
 
 
@@ -52,64 +43,6 @@ class Result:
     parameters: int
     training_macs: int
     bytes: int
-
-
-# Gathering
-
-
-def gather(name: str, folder: Path) -> None:
-    """Writes the finished cells of a comparison's folder into the CSV, beside those that it holds already."""
-    path = RESULTS / f"{name}.csv"
-    old = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.exists() else []
-    new = list(_finished(name, folder))
-    cells = {(row["setting"], row["method"], str(row["seed"])) for row in new}
-    kept = [row for row in old if (row["setting"], row["method"], row["seed"]) not in cells]
-    RESULTS.mkdir(exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted([*kept, *new], key=_order))
-    print(f"{path}: {len(cells)} cells of {folder}, {len(kept)} rows kept")
-
-
-def _finished(name: str, folder: Path) -> Iterator[dict[str, object]]:
-    from anysize.comparisons.compare import compare_runs
-    from anysize.comparisons.statistics import best
-
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    for outcome in compare_runs([folder]).outcomes:
-        about = {
-            "setting": outcome.setting,
-            "method": outcome.label,
-            "seed": outcome.seed,
-            "learning_rate": outcome.tuned.get("training.learning_rate", outcome.config.training.learning_rate),
-            "hours": round(sum(event["seconds"] for event in outcome.rounds) / 3600, 3),
-            "machine": _machine(),
-            "commit": commit.strip(),
-            "command": f"anysize compare experiments/benchmark/{name}.toml --only '{outcome.path}'",
-        }
-        for size, curve in outcome.curves.items():
-            top = best(curve, outcome.higher_is_better)
-            cost = outcome.costs[size]
-            yield about | {
-                "size": size,
-                "accuracy": round(curve[-1][1], 5),
-                "best": round(top[1], 5),
-                "best_round": top[0],
-                "bytes": cost["bytes_down"] + cost["bytes_up"],
-                **{key: cost[key] for key in ("parameters", "training_macs", "activation_bytes", "inference_bytes")},
-            }
-
-
-def _machine() -> str:
-    import torch
-
-    models = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    return f"{models[0] if models else 'CPU'}, {os.cpu_count()} cores, torch {torch.__version__}"
-
-
-def _order(row: dict[str, object]) -> tuple[object, ...]:
-    return (row["setting"], row["method"], int(str(row["seed"])), float(str(row["size"])))
 
 
 # Reading
@@ -377,15 +310,5 @@ FIGURES: dict[str, tuple[str, ...]] = {"cifar": ("3 classes",)}
 """By data set, the settings that its figure shows; a setting comes in once all of its cells are there."""
 
 
-def main(arguments: Sequence[str]) -> None:
-    match arguments:
-        case ["gather", name, folder]:
-            gather(name, Path(folder))
-        case ["write"]:
-            write()
-        case _:
-            sys.exit(__doc__)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write()
