@@ -3,7 +3,7 @@
     anysize compare experiments/benchmark/cifar.toml --out runs/cifar
     python experiments/gather.py experiments/benchmark/cifar.toml runs/cifar     # -> benchmark/results/cifar.csv
 
-Rows of cells that the folder does not hold stay in the CSV.
+Rows of cells that the folder does not hold stay in the CSV. Sizes that no client trains have no costs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ COLUMNS = (
     *("setting", "method", "seed", "size", "accuracy", "best", "best_round", "learning_rate", "parameters"),
     *("training_macs", "activation_bytes", "bytes", "inference_bytes", "hours", "machine", "commit", "command"),
 )
+
+COSTS = ("parameters", "training_macs", "activation_bytes", "inference_bytes")
 
 
 def gather(file: Path, folder: Path) -> None:
@@ -57,15 +59,22 @@ def finished(file: Path, folder: Path) -> Iterator[dict[str, object]]:
         }
         for size, curve in outcome.curves.items():
             top = best(curve, outcome.higher_is_better)
-            cost = outcome.costs[size]
-            yield about | {
-                "size": size,
-                "accuracy": round(curve[-1][1], 5),
-                "best": round(top[1], 5),
-                "best_round": top[0],
-                "bytes": cost["bytes_down"] + cost["bytes_up"],
-                **{key: cost[key] for key in ("parameters", "training_macs", "activation_bytes", "inference_bytes")},
-            }
+            cost = outcome.costs.get(size)  # None of a size that no client trains
+            costs = (
+                {}
+                if cost is None
+                else {"bytes": cost["bytes_down"] + cost["bytes_up"], **{key: cost[key] for key in COSTS}}
+            )
+            yield (
+                about
+                | costs
+                | {
+                    "size": size,
+                    "accuracy": round(curve[-1][1], 5),
+                    "best": round(top[1], 5),
+                    "best_round": top[0],
+                }
+            )
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -49,7 +49,7 @@ class Result:
 
 
 def read(name: str) -> list[Result]:
-    """All lines of a CSV."""
+    """All lines of a CSV but those of sizes that no client trains, which have no costs."""
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return [
             Result(
@@ -62,6 +62,7 @@ def read(name: str) -> list[Result]:
                 *(int(row[key]) for key in ("parameters", "training_macs", "bytes")),
             )
             for row in csv.DictReader(file)
+            if row["bytes"]
         ]
 
 
