@@ -228,7 +228,7 @@ def answered(client: int, samples: int = 5) -> tuple[SubModel, Update]:
 def test_the_mean_of_a_class_is_the_weighted_mean_within_the_fixed_point(weighting: Any) -> None:
     tricks = replace(Tricks(), weighting=weighting)
     clients = [answered(client, samples=7 * client + 2) for client in range(5)]
-    words = {client: words_of(update, message, tricks, 5) for client, (message, update) in enumerate(clients)}
+    words = {client: words_of(update, message, tricks) for client, (message, update) in enumerate(clients)}
     total, _ = summed(words)
     forms = {name: torch.empty_like(tensor, device="meta") for name, tensor in clients[0][1].tensors.items()}
     found = mean_of(total, clients[0][0], forms, range(5), tricks)
@@ -247,7 +247,7 @@ def test_the_mean_of_a_class_is_the_weighted_mean_within_the_fixed_point(weighti
 
     here = ClassSum.of(*clients[0])
     for _, update in clients:
-        here.add(update, tricks, 5)
+        here.add(update, tricks)
     alike = here.mean(tricks)  # a simulation has no masks, and the same bits
     assert all(torch.equal(alike.tensors[name], found.tensors[name]) for name in forms)
 
@@ -256,15 +256,15 @@ def test_numbers_that_no_sum_can_hold_stay_on_the_client() -> None:
     message, update = answered(1)
     for value in (float("nan"), float("inf"), 1e12):
         wrong = replace(update, tensors=update.tensors | {"new": torch.tensor([0.0, value, 0.0])})
-        with pytest.raises(TrustError, match="not finite, or of"):
-            words_of(wrong, message, Tricks(), 100)
+        with pytest.raises(TrustError, match="not finite, or by"):
+            words_of(wrong, message, Tricks())
 
 
 def test_a_sum_that_somebody_spoiled_is_noticed_by_its_weight() -> None:
     message, update = answered(1)
     forms = {name: torch.empty_like(tensor, device="meta") for name, tensor in update.tensors.items()}
     tricks = replace(Tricks(), weighting="clients")
-    words = words_of(update, message, tricks, 3)
+    words = words_of(update, message, tricks)
     with pytest.raises(TrustError, match="the sum of 3 clients has weight 1"):
         mean_of(words, message, forms, [1, 2, 3], tricks)
 

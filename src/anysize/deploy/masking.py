@@ -45,7 +45,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 
 from anysize.errors import TrustError
-from anysize.methods.sums import Words
+from anysize.methods.sums import CLIENTS, Words
 
 Step = Literal["keys", "shares", "words", "unmask", "done"]
 _NEXT: dict[Step, Step] = {"keys": "shares", "shares": "words", "words": "unmask", "unmask": "done"}
@@ -208,6 +208,8 @@ class Collector:
         """All members' keys, for each of them."""
         self._keys = dict(sorted(keys.items()))
         self._check(self._keys, self._threshold)
+        if len(keys) > CLIENTS:
+            raise TrustError(f"{len(keys)} devices of one size; a sum can have {CLIENTS}")
         return self._keys
 
     def passed_on(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:

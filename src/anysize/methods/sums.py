@@ -7,13 +7,13 @@ Their weighted sum is all that an average of these entries needs. Of each client
 
 in fixed point with 24 bits after the point, modulo 2^64. So the mean over a class differs from the mean of floating
 point numbers by at most 2^-25 in every entry. Whole numbers, such as batch-norm's count of batches, get the rounded
-mean. An entry so large that a sum could overflow is an error on the client.
+mean. An entry so large that the sum of 4,096 such entries would overflow is an error on the client.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,12 @@ from anysize.wire import Tensors
 
 Words = NDArray[np.uint64]
 
+WORD_BYTES = 8
+CLIENTS = 2**12
+"""The most clients of a sum: so many cannot overflow."""
+
 _ONE = 2.0**24
+_LARGEST = 2.0**63 / CLIENTS
 _ABOUT = 2  # words before those of the tensors: the weight, and the loss
 
 
@@ -45,14 +50,13 @@ def class_of(sub_model: SubModel) -> str:
     return json.dumps([ticket, forms], sort_keys=True)
 
 
-def words_of(update: Update, sub_model: SubModel, tricks: Tricks, clients: int) -> Words:
+def words_of(update: Update, sub_model: SubModel, tricks: Tricks) -> Words:
     """What a client adds to the sum of its class.
 
     Args:
         update: after its training.
         sub_model: what it got.
         tricks: say how clients are weighted.
-        clients: how many the sum can have; together they must not overflow.
 
     Raises:
         TrustError: a number is not finite, or too large.
@@ -61,13 +65,13 @@ def words_of(update: Update, sub_model: SubModel, tricks: Tricks, clients: int) 
     parts = [torch.tensor([update.loss or 0.0], dtype=torch.float64)]
     parts += [_step(name, update.tensors[name], sub_model.tensors) for name in sorted(update.tensors)]
     scaled = (torch.cat(parts) * (weight * _ONE)).round_()
-    most = 2.0**62 / clients
-    if not bool((scaled.abs() < most).all()):
-        raise TrustError(f"an update has numbers that are not finite, or of {most / _ONE / weight:.3g} or more")
+    if not bool((scaled.abs() < _LARGEST).all()):
+        most = _LARGEST / _ONE / weight
+        raise TrustError(f"an update moved by what is not finite, or by {most:.3g} or more, which no sum can hold")
     return np.concatenate([np.array([int(weight)], dtype=np.int64), scaled.to(torch.int64).numpy()]).view(np.uint64)
 
 
-def count_words(forms: Tensors) -> int:
+def count_words(forms: Mapping[str, Tensor]) -> int:
     """How many words an update of tensors of these forms has."""
     return _ABOUT + sum(tensor.numel() for tensor in forms.values())
 
@@ -130,9 +134,9 @@ class ClassSum:
         forms = {name: torch.empty_like(tensor, device="meta") for name, tensor in update.tensors.items()}
         return cls(sub_model, forms, [], np.zeros(count_words(forms), dtype=np.uint64))
 
-    def add(self, update: Update, tricks: Tricks, clients: int) -> None:
+    def add(self, update: Update, tricks: Tricks) -> None:
         """Add a client's update."""
-        self.total += words_of(update, self.sub_model, tricks, clients)
+        self.total += words_of(update, self.sub_model, tricks)
         self.members.append(update.ticket.client)
 
     def mean(self, tricks: Tricks) -> Update:
