@@ -47,6 +47,7 @@ from anysize.cli.printing import (
     print_summary,
     privacy_lines,
     say,
+    secure_lines,
     statistics_lines,
     ways_lines,
 )
@@ -235,7 +236,12 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
     if any(size["mask"] for group in made["groups"] for size in group["sizes"]):
         say("A mask saves bytes, not time: MACs count its zeros, since a dense multiplication computes them too.")
     say("\nLeaves a device: " + "; ".join(made["leaves_the_device"]) + ".")
-    for text in (*aggregation_lines(made["aggregation"]), *privacy_lines(made["privacy"])):
+    trust = (
+        *aggregation_lines(made["aggregation"]),
+        *secure_lines(made["secure"]),
+        *privacy_lines(made["privacy"]),
+    )
+    for text in trust:
         say(text)
     for text in statistics_lines(made["statistics"]):
         say(text)

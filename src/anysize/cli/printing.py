@@ -86,6 +86,23 @@ def aggregation_lines(about: Mapping[str, Any] | None) -> list[str]:
     return [*lines, f"  {held}" if about["held_bytes"] else "  Updates are folded in one by one."]
 
 
+def secure_lines(about: Mapping[str, Any] | None) -> list[str]:
+    """Which sizes have enough clients for secure sums; nothing without secure aggregation.
+
+    >>> sizes = [{"size": "0.5", "clients": 8, "enough": True}, {"size": "1.0", "clients": 2, "enough": False}]
+    >>> secure_lines({"threshold": 3, "sizes": sizes})[1:]
+    ['  0.5: 8 clients', '  1.0: 2 clients, too few: what they learn is lost']
+    """
+    if about is None:
+        return []
+    head = f"\nThe server learns sums over at least {about['threshold']} clients of one size."
+    if any(own["clients"] is None for own in about["sizes"]):
+        return [f"{head} A size with fewer devices in a round, or that loses a third of them in it, learns nothing."]
+    short = ", too few: what they learn is lost"
+    lines = [f"  {own['size']}: {own['clients']} clients{'' if own['enough'] else short}" for own in about["sizes"]]
+    return [f"{head} In a round like the first:", *lines]
+
+
 def privacy_lines(about: Mapping[str, Any] | None) -> list[str]:
     """What a private run spends, and the noise of each size; nothing if it is not private."""
     if about is None:

@@ -27,7 +27,9 @@ import torch
 from torch import Tensor
 
 from anysize.config.tables import CommunicationConfig
+from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Update
+from anysize.methods.sums import WORD_BYTES, count_words
 from anysize.wire import Tensors, size_bytes
 
 WORTH = 1_024
@@ -136,6 +138,13 @@ def sent_forms(chosen: CommunicationConfig, tensors: Mapping[str, Tensor]) -> Te
 def sent_bytes(chosen: CommunicationConfig, update: Update) -> int:
     """The bytes on the wire of an update whose tensors are not compressed yet, or were restored."""
     return size_bytes(sent_forms(chosen, update.tensors), update.to_json())
+
+
+def bytes_up(context: Context, update: Update) -> int:
+    """The bytes that a client sends for an update; under secure aggregation the words of all clients in the mean."""
+    if context.aggregation.secure_threshold is not None:
+        return max(1, len(update.members)) * WORD_BYTES * count_words(update.tensors)
+    return sent_bytes(context.communication, update)
 
 
 def problems(chosen: CommunicationConfig, sent: Mapping[str, Tensor], forms: Mapping[str, Tensor]) -> Iterator[str]:

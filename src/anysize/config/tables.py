@@ -312,11 +312,21 @@ class AggregationConfig(Table):
     """trimmed-mean and krum: the share of the clients that hold an entry that may lie, rounded up."""
     norm: Positive | None = None
     """norm-clip: the largest norm of an update; absent: the median norm of the round's updates of its size."""
+    secure_threshold: Annotated[int, Field(ge=2)] | None = None
+    """Secure aggregation: the server learns only sums over at least so many clients of one size, and nothing of a
+    single one; absent: it sees every update."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.norm is not None and self.rule != "norm-clip":
             raise_problems([f'aggregation.norm: given with rule = "{self.rule}"; only "norm-clip" uses it'])
+        if self.secure_threshold is not None and self.rule != "mean":
+            raise_problems(
+                [
+                    f'aggregation.secure_threshold: given with rule = "{self.rule}", which compares single updates; '
+                    'take rule = "mean", or leave one out'
+                ]
+            )
         return self
 
 
@@ -557,7 +567,10 @@ class ExperimentConfig(Table):
             return given
         evaluation = given.get("evaluation", {})
         if isinstance(evaluation, dict) and evaluation.get("on") is None:
-            evaluation = {**evaluation, "on": ["clients"] if data.get("test") is None else ["test", "clients"]}
+            aggregation = given.get("aggregation")
+            secure = isinstance(aggregation, dict) and aggregation.get("secure_threshold") is not None
+            both = ["test"] if secure else ["test", "clients"]
+            evaluation = {**evaluation, "on": ["clients"] if data.get("test") is None else both}
         held_out = {"validation": 0.1} if data.get("validation") is None else {}
         return {**given, "data": {**data, **held_out}, "evaluation": evaluation}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from anysize.client.compression import sent_bytes
+from anysize.client.compression import bytes_up
 from anysize.client.step import client_loss
 from anysize.client.work import needs_calibration
 from anysize.cost.memory import Scratch, process_bytes
@@ -156,7 +156,7 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
         "activation_bytes": held,
         "memory_bytes": process_bytes(context.training, own_bytes(module), held, scratch.total),
         "bytes_down": size_bytes(meta.tensors, meta.ticket.to_json()),
-        "bytes_up": sent_bytes(context.communication, replace(answer, **_measured(context))),
+        "bytes_up": bytes_up(context, replace(answer, **_measured(context))),
     }
 
 

@@ -18,6 +18,7 @@ from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
+from anysize.deploy.membership import Membership
 from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
@@ -26,7 +27,7 @@ from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
 from anysize.experiment.lookup import step_timed
 from anysize.methods.capabilities import OnBase
-from anysize.methods.messages import Update
+from anysize.methods.messages import SubModel, Update
 from anysize.wire import Json, dump
 
 KEPT = "kept"
@@ -75,6 +76,8 @@ class Service:
         known.limited(self._read_limits())
         if kind == MessageType.QUERY:
             return with_note(self.told(), record([]))
+        if known.membership is not None:
+            return self._summed(known, known.membership, note, blobs_in(content))
         updates = list(self._updates(known, note["tickets"], blobs_in(content)))
         blobs = [dump(update.tensors, {}) for update in updates]
         return with_note({"notes": [update.to_json() for update in updates], **self.told()}, record(blobs))
@@ -97,6 +100,14 @@ class Service:
         for ticket, blob in zip(tickets, blobs, strict=True):
             yield known.answer(blob, ticket)
 
+    def _summed(self, known: Knowledge, own: Membership, note: Json, blobs: Sequence[bytes]) -> RecordDict:
+        """The answer if updates are summed securely: public keys after training, then those of the sum's steps."""
+        if "sum" in note:
+            said, tensors = own.step(note["sum"])
+            return with_note({**said, **self.told()}, record([dump(tensors, {})] if tensors else []))
+        (ticket,), (blob,) = note["tickets"], blobs
+        return with_note({**known.learned(own, blob, ticket), **self.told()}, record([]))
+
     def _known(self, hello: Json) -> Knowledge:
         told = json.dumps(hello, sort_keys=True)
         if self._last is None or self._last[0] != told:
@@ -106,7 +117,11 @@ class Service:
 
 
 class Knowledge:
-    """An experiment of a server, as a device runs it."""
+    """An experiment of a server, as a device runs it.
+
+    Attributes:
+        membership: the device's part in secure sums; None if the experiment does not sum securely.
+    """
 
     def __init__(self, device: DeviceConfig, hello: Json) -> None:
         brief = Brief.from_json(hello["brief"], partial(accepted, device=device))
@@ -122,6 +137,8 @@ class Knowledge:
         latency = noted_latency(device.path(LATENCIES), step, own_latency(*known, device.memory_bytes))
         self._gate = Gate(*known, device.limits, config.devices.capacity_of, latency)
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
+        threshold = config.aggregation.secure_threshold
+        self.membership = None if threshold is None else Membership(threshold, experiment.context.tricks)
 
     def limited(self, limits: Limits) -> None:
         """From now on, what comes is held against these limits."""
@@ -133,7 +150,15 @@ class Knowledge:
 
     def answer(self, blob: bytes, ticket: Any) -> Update:
         """The update for a sub-model that the device can afford; saves the tensors that stay for the next turn."""
+        return self._performed(self._gate(blob, ticket))
+
+    def learned(self, own: Membership, blob: bytes, ticket: Any) -> Json:
+        """The public keys for a sum over what was learned, which stays here."""
         sub_model = self._gate(blob, ticket)
+        own.check(sub_model.ticket)
+        return own.begin(sub_model, self._performed(sub_model))
+
+    def _performed(self, sub_model: SubModel) -> Update:
         round = sub_model.ticket.round
         update = self._service.answer(sub_model, self._kept.before(round))
         if sub_model.ticket.job == "train":

@@ -71,6 +71,8 @@ class DeviceConfig(Table):
     """The certificate of the authority that signed the server's certificate: a file, relative to this one."""
     allow: Annotated[tuple[Code, ...], Field(strict=False)] = ()
     """Your own models, methods and tasks, `"module:name"`, that an experiment may use on this device."""
+    secure_threshold: Annotated[int, Field(ge=2)] | None = None
+    """The device takes part only in experiments that sum updates securely, over at least so many devices."""
     _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")

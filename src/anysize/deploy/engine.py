@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from flwr.app import ArrayRecord, RecordDict
 
 from anysize import interrupts
 from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.device_file import Limits
+from anysize.deploy.guard import Guard
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node
+from anysize.deploy.masking import Collector
 from anysize.deploy.roster import Roster
 from anysize.deploy.spool import Spool
+from anysize.deploy.sums import Class, answers_of
 from anysize.devices.fleet import Fleet, enrolled
 from anysize.engines.base import Absence, Engine
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
@@ -24,16 +27,15 @@ from anysize.errors import AnysizeError
 from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment
 from anysize.methods.messages import SubModel, Ticket, Update
+from anysize.methods.sums import class_of
 from anysize.profiling import stage
-from anysize.wire import Json, Tensors, dump, load
+from anysize.wire import Json, dump, load
 
 _POLL_SECONDS = 0.1
 _SLOWEST_POLL_SECONDS = 1.0
 _INTRODUCTION_SECONDS = 20.0  # the longest that a round waits for devices that have just connected
 _RETURN_SECONDS = 120.0  # the longest that a round waits for enough devices, without engine.round_timeout
 _QUERY_LIFE_SECONDS = 600.0
-
-Check = Callable[[SubModel, Tensors, Any], Update | Absence]
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Devices(Engine):
         experiment: Experiment,
         link: Link,
         roster: Roster,
-        check: Check,
+        check: Guard,
         on_event: Callable[[Json], None] = lambda event: None,
     ) -> None:
         self._experiment, self._link, self._roster = experiment, link, roster
@@ -123,8 +125,11 @@ class Devices(Engine):
         return enrolled(planned, self._experiment.config.devices, self._here.groups, self._here.nodes, names)
 
     def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update | Absence]:
-        timeout = self._options.round_timeout
-        deadline = None if timeout is None else time.monotonic() + timeout
+        threshold = self._experiment.config.aggregation.secure_threshold
+        if threshold is not None:
+            yield from self._summed(sub_models, threshold)
+            return
+        deadline = self._deadline()
         with Spool() as spool:
             order = list(self._posted(sub_models, spool))
             self._last = None
@@ -133,6 +138,70 @@ class Devices(Engine):
                     request.answers = self._answers(request, deadline, spool)
                 yield request.answers[place]
                 request.answers[place] = Absence(request.client, "was given already")  # frees the update
+
+    def _summed(self, sub_models: Iterable[SubModel], threshold: int) -> Iterator[Update | Absence]:
+        """The mean of every class of clients, and an absence for each client that is in none."""
+        with Spool() as spool:
+            requests = {request.client: request for request, _ in self._posted(sub_models, spool)}
+            self._last = None
+            classes: dict[tuple[str, str], Class] = {}
+            for client, request in requests.items():
+                (ticket,), (blob,) = request.tickets, request.blobs  # a blob's name tells its tensors
+                message = partial(spool.sub_model, blob, ticket)
+                own = Class(ticket.round, [], message, Collector(threshold))
+                classes.setdefault((class_of(SubModel({}, ticket)), blob), own).clients.append(client)
+            first = self._gathered({client: (request.message, request.why) for client, request in requests.items()})
+            yield from answers_of(classes.values(), first, self._asked, self._check.mean)
+
+    def _asked(self, notes: Mapping[int, Json]) -> dict[int, tuple[Json, list[bytes]] | str]:
+        """The answers of clients to a step of their sum."""
+        sent: dict[int, tuple[str | None, str]] = {}
+        for client, note in notes.items():
+            node, seconds = self._here.nodes.get(client), self._options.round_timeout
+            content = with_note({"hello": self._hello, "sum": note}, record([]))
+            with stage("send"):
+                message = None if node is None else self._link.send(node.id, "train", content, note["round"], seconds)
+            sent[client] = message, "could not be reached"
+        return self._gathered(sent)
+
+    def _gathered(self, sent: Mapping[int, tuple[str | None, str]]) -> dict[int, tuple[Json, list[bytes]] | str]:
+        """By client, the note and the blobs of its answer, or why there is none; waits for them.
+
+        Args:
+            sent: by client the message's id, or None and why it was not sent.
+        """
+        found = {client: why for client, (message, why) in sent.items() if message is None}
+        came: dict[int, tuple[Json, list[bytes]] | str] = {**found}
+        waiting = {message: client for client, (message, _) in sent.items() if message is not None}
+        deadline, pause = self._deadline(), _POLL_SECONDS
+        while waiting:
+            over = deadline is not None and time.monotonic() > deadline
+            for message, reply in self._link.replies(list(waiting)).items():
+                client = waiting.pop(message)
+                came[client] = plain(reply.error) if reply.content is None else self._read(client, reply.content)
+            if over:
+                return came | {client: self._late() for client in waiting.values()}
+            if waiting:
+                interrupts.pause(pause)
+                pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
+        return came
+
+    def _read(self, client: int, content: RecordDict) -> tuple[Json, list[bytes]] | str:
+        """The note and the blobs of an answer, or what is wrong with it."""
+        try:
+            note = note_in(content)
+            self._hear(client, note)
+            return plain(note["failure"]) if "failure" in note else (note, blobs_in(content))
+        except AnysizeError as error:
+            return f"invalid: {plain(str(error))}"
+
+    def _deadline(self) -> float | None:
+        """Until when answers to what is sent now count."""
+        timeout = self._options.round_timeout
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _late(self) -> str:
+        return f"too late: no answer within {self._options.round_timeout:g} s"
 
     def _posted(self, sub_models: Iterable[SubModel], spool: Spool) -> Iterator[tuple[_Request, int]]:
         """For each sub-model its request and its place there; all requests are sent at the end.
@@ -183,7 +252,7 @@ class Devices(Engine):
             if reply is not None:
                 return _absent(request, plain(reply.error))
             if over:
-                return _absent(request, f"too late: no answer within {self._options.round_timeout:g} s")
+                return _absent(request, self._late())
             interrupts.pause(pause)
             pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
         return _absent(request, request.why)

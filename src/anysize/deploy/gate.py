@@ -45,10 +45,10 @@ def refuse_foreign_weights(method: Method[Any], config: ExperimentConfig, device
 
 
 def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
-    """The experiment that a server sends, if it names only code that the device allows, and no files.
+    """The experiment that a server sends, if it names only code that the device allows, no files, and large sums.
 
     Raises:
-        TrustError: lists all names that the device's file does not allow.
+        TrustError: lists all names that the device's file does not allow, or says that sums would be too small.
         ConfigError: it is not a valid experiment.
     """
     tables = configs.parse(text, "the server's experiment")
@@ -62,6 +62,12 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
         raise TrustError(
             f"the server's experiment names code that this device does not allow: {short(', '.join(foreign))}; if you "
             "trust it, install it here and list it under allow in the device's file"
+        )
+    least, asked = device.secure_threshold, config.aggregation.secure_threshold
+    if least is not None and (asked is None or asked < least):
+        wants = "to see single updates" if asked is None else f"sums over {asked} devices"
+        raise TrustError(
+            f"the server wants {wants}; this device's file allows sums over at least {least} (secure_threshold)"
         )
     return config
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.kit import finite
 from anysize.methods.messages import ANSWERS, SubModel, Ticket, Update, is_number
+from anysize.methods.sums import Words, count_words, mean_of
 from anysize.wire import Tensors
 
 _SHOWN = 3  # problems of an answer that the error lists
@@ -122,6 +123,26 @@ class Guard:
             return Absence(client, wrong)
         said = {key: value for key, value in update.ticket.more.items() if key in expected.keys}
         return replace(update, ticket=replace(sub_model.ticket, more={**sub_model.ticket.more, **said}))
+
+    def mean(self, sub_model: SubModel, words: Words, members: Sequence[int]) -> Update | Absence:
+        """The mean of several devices from their secure sum, if it is one that honest devices can have.
+
+        Args:
+            sub_model: what one of them was sent.
+            words: the sum of their words.
+            members: the clients in the sum.
+        """
+        expected, client = self.form(sub_model), sub_model.ticket.client
+        if len(words) != count_words(_empty(expected)):
+            return Absence(client, f"its size sent {len(words)} words, expected {count_words(_empty(expected))}")
+        tricks, most = self._context.tricks, self._options.max_samples
+        update = mean_of(words, sub_model, _empty(expected), members, tricks, most)
+        # What rounding to fixed point leaves below zero is zero.
+        above = [name for name, kind in expected.kinds.items() if kind in ("variance", "count")]
+        rounded = {name: update.tensors[name].clamp_min(0) for name in above if update.tensors[name].min() > -1e-6}
+        update = replace(update, tensors=update.tensors | rounded)
+        wrong = _listed((_number_problems(update.tensors, expected), self._norm_problems(sub_model, update, expected)))
+        return update if wrong is None else Absence(client, f"the mean of its size is refused: {wrong}")
 
     def _wire_problems(self, sub_model: SubModel, update: Update, expected: Form) -> Iterator[Iterator[str]]:
         """The problems of an answer as it travelled; each kind relies on those before it."""

@@ -12,6 +12,7 @@ from anysize.experiment.estimating import estimates
 from anysize.experiment.experiment import Experiment, evaluation_part
 from anysize.experiment.privacy import check_private, spending
 from anysize.experiment.robust import standing
+from anysize.experiment.secure import check_secure, sums
 from anysize.methods.capabilities import Factored, Searched, asks_held_out
 from anysize.methods.size import Size
 from anysize.wire import Json
@@ -34,6 +35,7 @@ def plan(experiment: Experiment) -> Json:
     check_private(experiment)
     context = experiment.context
     state = experiment.method.init(context)
+    check_secure(experiment, state)
     costs = {size.label: experiment.cost(size, state=state) for size in context.sizes}
     groups: list[Json] = []
     for group in experiment.fleet.groups:
@@ -56,6 +58,7 @@ def plan(experiment: Experiment) -> Json:
         "leaves_the_device": leaves_the_device(experiment),
         "statistics": estimates(experiment, state),
         "aggregation": standing(experiment, state),
+        "secure": sums(experiment),
         "privacy": spending(experiment, state),
         "notices": experiment.notices() + _unmeasurable(experiment) + _stood_in(planned, experiment),
     }
@@ -110,6 +113,8 @@ def _stood_in(planned: Experiment, used: Experiment) -> list[str]:
 def leaves_the_device(experiment: Experiment) -> list[str]:
     """What a client's messages hold, as phrases for people."""
     config, tricks = experiment.config, experiment.context.tricks
+    if config.aggregation.secure_threshold is not None:
+        return _leaves_masked(experiment)
     leaves = ["the trained tensors of its sub-model"]
     if config.privacy.clip is None:
         leaves.append("its mean training loss")
@@ -124,6 +129,21 @@ def leaves_the_device(experiment: Experiment) -> list[str]:
     if "clients" in config.evaluation.on or asks_held_out(experiment.method):
         what = "sums and counts" if config.tells("samples") else "means"
         leaves.append(f"{what} of the metrics on its held-out share")
+    if config.own_data:
+        leaves.append("its name, and its capacity or budget (the size of its sub-model reveals it too)")
+    return leaves
+
+
+def _leaves_masked(experiment: Experiment) -> list[str]:
+    """What a client's messages hold if the server learns sums only."""
+    config, tricks = experiment.config, experiment.context.tricks
+    weight = " and its number of samples" if tricks.weighting == "samples" else ""
+    norms = " (norm layers stay)" if tricks.batch_norm == "local" else ""
+    leaves = [
+        f"masked, so that the server learns the sum over at least {config.aggregation.secure_threshold} clients of its "
+        f"size alone: the trained tensors of its sub-model{norms}, its training loss{weight}",
+        "public keys, and shares of its masks' secrets, encrypted for other clients of its size",
+    ]
     if config.own_data:
         leaves.append("its name, and its capacity or budget (the size of its sub-model reveals it too)")
     return leaves

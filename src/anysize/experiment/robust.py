@@ -24,7 +24,7 @@ def standing(experiment: Experiment, state: Any) -> Json | None:
     options = experiment.config.aggregation
     if options.rule == "mean":
         return None
-    clients = _first_round(experiment)
+    clients = first_round(experiment)
     updates = [_unchanged(experiment, state, client) for client in clients]
     streams = options.rule == "norm-clip" and options.norm is not None
     held = 0 if streams else sum(size_bytes(update.tensors, update.to_json()) for update in updates)
@@ -86,7 +86,7 @@ def counted(experiment: Experiment, state: Any, updates: list[Update]) -> dict[s
     return dict(sorted(found.items(), key=lambda item: [s.label for s in experiment.sizes].index(item[0])))
 
 
-def _first_round(experiment: Experiment) -> list[Client]:
+def first_round(experiment: Experiment) -> list[Client]:
     """The participants of the first round; nobody, if only the devices know who they are."""
     fleet, sizes = experiment.fleet, experiment.size_of_group
     ids = fleet.participants(1) if len(experiment.shares) else []

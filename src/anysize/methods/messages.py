@@ -181,6 +181,7 @@ class Update:
         loss: its mean training loss.
         classes: a 0 or 1 for each class, which of them it holds; None if it does not tell.
         sums: the sums of the task's metrics over its holdout.
+        members: the clients whose mean it is, if they were summed securely; the ticket is of one of them.
     """
 
     tensors: Tensors
@@ -190,6 +191,7 @@ class Update:
     loss: float | None = None
     classes: Sequence[int] | None = None
     sums: Mapping[str, float] | None = None
+    members: tuple[int, ...] = ()
 
     @property
     def width(self) -> float:
@@ -202,8 +204,8 @@ class Update:
         return self.ticket.size
 
     def weight(self, tricks: Tricks) -> float:
-        """The client's weight in an average: its samples, or one."""
-        return float(self.samples or 0) if tricks.weighting == "samples" else 1.0
+        """The weight in an average: of a client its samples, or one; of several clients their sum."""
+        return float(self.samples or 0) if tricks.weighting == "samples" else float(max(1, len(self.members)))
 
     def to_json(self) -> Json:
         """All but the tensors as one flat JSON object: the ticket, and what the client tells after its job."""

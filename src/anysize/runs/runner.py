@@ -39,6 +39,7 @@ from anysize.experiment.brief import Brief
 from anysize.experiment.experiment import Experiment, evaluation_part, metric_names
 from anysize.experiment.privacy import check_private, mechanism, spent
 from anysize.experiment.robust import check_rule
+from anysize.experiment.secure import check_secure
 from anysize.methods.capabilities import Finishing, Observed, asks_held_out, parts_of
 from anysize.methods.messages import Client, Update
 from anysize.methods.private import Mechanism
@@ -220,6 +221,7 @@ class _Runner:
         fresh = experiment.method.init(experiment.context)
         check_rule(experiment, fresh)
         check_private(experiment)
+        check_secure(experiment, fresh)
         mechanism(experiment, fresh)
         for size in experiment.context.sizes:
             interrupts.check()

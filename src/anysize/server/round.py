@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from anysize.client.compression import sent_bytes
+from anysize.client.compression import bytes_up
 from anysize.engines.base import Absence, Engine
 from anysize.methods.base import Method
 from anysize.methods.context import Context
@@ -15,6 +15,7 @@ from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.private import PrivateRound
 from anysize.profiling import stage, staged
 from anysize.server.clipping import norm_clipped
+from anysize.server.summing import Summing
 from anysize.wire import Json, Tensors, size_bytes
 
 
@@ -25,7 +26,8 @@ class Tally:
     Attributes:
         bytes_down: the bytes sent to clients.
         bytes_up: the bytes of their answers.
-        clients: those that answered, each with its size, samples and loss.
+        clients: those that answered, each with its size, and its samples and loss if it told them.
+        losses: the losses that were told, each with its weight: of a client, or the mean of several.
         parts: for each client, the parts of the full model that it received.
         kept: the tensors that stay with them.
         missing: those without a valid answer, and why.
@@ -35,6 +37,7 @@ class Tally:
     bytes_down: int = 0
     bytes_up: int = 0
     clients: list[Json] = field(default_factory=list)
+    losses: list[tuple[float | None, float]] = field(default_factory=list)
     parts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
     missing: list[Json] = field(default_factory=list)
@@ -43,11 +46,10 @@ class Tally:
     @property
     def train_loss(self) -> float | None:
         """The mean loss of the clients, weighted by their samples if they tell them; None if they tell none."""
-        if any(client["loss"] is None for client in self.clients):
+        told = [(loss, weight) for loss, weight in self.losses if loss is not None]
+        if len(told) < len(self.losses) or not told:
             return None
-        weights = [1 if client["samples"] is None else client["samples"] for client in self.clients]
-        total = sum(client["loss"] * weight for client, weight in zip(self.clients, weights))
-        return total / sum(weights) if weights else None
+        return sum(loss * weight for loss, weight in told) / sum(weight for _, weight in told)
 
 
 def run_round(
@@ -79,7 +81,9 @@ def run_round(
     if private is not None:
         clips, most, context = True, private.mechanism.clip, replace(context, averages=private)
     sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
-    received = _received(context, staged("train", engine.perform(sent)), tally, on_answer)
+    summing = Summing(context)
+    received = _received(context, staged("train", engine.perform(summing.noted(sent))), tally, on_answer)
+    received = _told(summing.summed(received, tally.missing), tally)
     if clips:
         received = norm_clipped(received, given, most)
     with stage("aggregate"):
@@ -124,10 +128,20 @@ def _received(
         if isinstance(answer, Absence):
             tally.missing.append(asdict(answer))
             continue
-        client, parts = answer.ticket.client, tally.parts[answer.ticket.client]
-        tally.bytes_up += sent_bytes(context.communication, answer)
-        about = {"client": client, "size": answer.label, "samples": answer.samples, "loss": answer.loss}
-        tally.clients.append(about | ({"parts": list(parts)} if parts else {}))
+        tally.bytes_up += bytes_up(context, answer)
         if answer.keep:
-            tally.kept[client] = answer.keep
+            tally.kept[answer.ticket.client] = answer.keep
         yield answer
+
+
+def _told(updates: Iterator[Update], tally: Tally) -> Iterator[Update]:
+    """The updates; notes what is known of each client. Of those that were summed, that they took part."""
+    for update in updates:
+        about = {"size": update.label, "samples": update.samples, "loss": update.loss}
+        tally.losses.append((update.loss, float(update.samples or max(1, len(update.members)))))
+        if update.members:
+            about |= {"samples": None, "loss": None}
+        for client in update.members or (update.ticket.client,):
+            parts = tally.parts[client]
+            tally.clients.append({"client": client, **about} | ({"parts": list(parts)} if parts else {}))
+        yield update
