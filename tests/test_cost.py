@@ -16,7 +16,7 @@ from anysize.client.batches import draw
 from anysize.client.objectives import make_objective, proximal
 from anysize.client.process import one_thread
 from anysize.client.work import perform
-from anysize.cost.count import Cost, measure, trained, tried
+from anysize.cost.count import Cost, forward_macs, measure, trained, tried
 from anysize.data import Data
 from anysize.elastic.fast import layout
 from anysize.experiment.sizes import GRID
@@ -297,3 +297,14 @@ def test_trying_a_size_counts_what_measuring_it_counts(case: str) -> None:
     for size in (context.sizes[0], context.sizes[-1]):
         cost = made.cost(size, state=state)
         assert tried(context, method, state, size, made.example) == (cost.parameters, cost.macs)
+
+
+class _ReadsItsInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if (x * 2).sum() > 0 else -x
+
+
+def test_a_remembered_operation_has_no_values_to_read() -> None:
+    for _ in range(2):  # the second time, the shapes of all results are remembered
+        with pytest.raises(RuntimeError, match="meta"):
+            forward_macs(_ReadsItsInput(), torch.ones(2, 3, device="meta"))

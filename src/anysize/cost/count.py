@@ -7,7 +7,7 @@ Costs are counted on the meta device, from the same messages and networks that c
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -205,8 +205,8 @@ def trained(method: Method[Any], context: Context, size: Size) -> Size:
 def forward_macs(network: nn.Module, x: Tensor) -> int:
     """Multiply-adds of one forward pass per sample of `x`."""
     network.eval()
-    with without_data(), torch.no_grad():
-        return _count(lambda: network(x), network)[0] // len(x)
+    with torch.no_grad():
+        return _count(lambda: network(x), network, without_data)[0] // len(x)
 
 
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
@@ -301,15 +301,19 @@ class _OnMeta:
             self._device.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-def _count(work: Callable[[], object], module: nn.Module) -> tuple[int, int]:
+def _count(
+    work: Callable[[], object],
+    module: nn.Module,
+    known: Callable[[], AbstractContextManager[object]] = lambda: KnownValues(largest_float=1024),
+) -> tuple[int, int]:
     """(multiply-adds, bytes held) of `work`; the counter counts each multiply-add as two operations.
 
-    Networks may read what depends on sizes and constants alone: inside the other modes its values are known, also of
+    Networks may read what depends on sizes and constants alone: inside the other modes its values are `known`, also of
     operations that are remembered.
     """
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with Remembered(), counter() as found, HeldBytes(module) as held, KnownValues(largest_float=1024):
+        with Remembered(), counter() as found, HeldBytes(module) as held, known():
             work()
         return int(found.get_total_flops()), held.total
 
