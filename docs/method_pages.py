@@ -66,6 +66,13 @@ EQUATIONS: dict[str, list[tuple[str, str]]] = {
             r"U_p = \sum_{k \in p} \frac{\lvert D_k \rvert}{\sum_{j \in p} \lvert D_j \rvert} U_{p,k}",
         ),
     ],
+    "fedrolex": [
+        (
+            "The channels of layer i, of K, that a client of width p trains in round j.",
+            r"S_i = \left\{ (j - 1 + c) \bmod K_i : 0 \le c < \lceil p K_i \rceil \right\}",
+        ),
+        ("Every entry is averaged over the clients whose window holds it.", MEAN_OF_HOLDERS),
+    ],
     "heterofl": [("Every entry is averaged over the clients whose slice holds it.", MEAN_OF_HOLDERS)],
     "lora": [
         ("A frozen weight with an adapter of the client's rank.", r"W + s \, B_k A_k"),
