@@ -203,6 +203,9 @@ RESULTS = (
 )
 
 
+TRIALS = "experiments/benchmark/trials.csv"
+
+
 def page(name: str) -> str:
     """The page of one method."""
     kind: Any = type(make(name))
@@ -224,6 +227,7 @@ def page(name: str) -> str:
         "## Cost",
         *cost(name),
         *results(name),
+        *(trials() if name == "ladder" else ()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -308,6 +312,29 @@ def results(name: str) -> Iterator[str]:
     )
     yield "\n".join(
         [generate.cells("setting", "seeds", "accuracy by size"), generate.cells("---", "---:", "---"), *rows]
+    )
+
+
+def trials() -> Iterator[str]:
+    """What was tried for a method of our own, each alone and on clients' held-out data."""
+    with (ROOT / TRIALS).open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    sizes = [key for key in lines[0] if re.fullmatch(r"\d\.\d+", key)]
+    yield "## What was tried"
+    yield (
+        "Ideas for a method that is the best at every size, alone and together. Accuracy in percent on what all "
+        "clients hold out (2,500 samples, so that a difference below two points at one size says little), 3 classes "
+        f"per client, equal tricks, {lines[0]['rounds']} rounds. Nothing here was seen on test data. [The lines, and "
+        f"the command of each](../../{TRIALS})."
+    )
+    head = ("method", "idea", "rate", "seed", *sizes, "mean")
+    body = [[line[k] for k in ("method", "idea", "learning_rate", "seed", *sizes, "mean")] for line in lines]
+    yield "\n".join(
+        [
+            generate.cells(*head),
+            generate.cells("---", "---", *["---:"] * (len(head) - 2)),
+            *(generate.cells(f"`{method}`", *rest) for method, *rest in body),
+        ]
     )
 
 
