@@ -61,6 +61,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "heterofl": {},
     "sheterofl": {},
     "ladder": {},
+    "fedrolex": {},
     "fjord": {},
     "splitmix": {},
     "splitmix, sorted": {"sort_bases": True},
@@ -85,7 +86,7 @@ def fleet_tables(case: str, capacities: Iterable[float] = (0.5, 1.0)) -> dict[st
     model: dict[str, Any] = {"name": "small-cnn", "options": {"channels": [8, 16]}}
     if name == "elf":
         model = {"name": "resnet14", "options": {"channels": [4, 8]}}
-    tricks: dict[str, Any] = {"classwise_head": False} if name in ("heterofl", "ladder") else {}
+    tricks: dict[str, Any] = {"classwise_head": False} if name in ("fedrolex", "heterofl", "ladder") else {}
     return {
         "name": "fleet",
         "rounds": 2,

@@ -409,6 +409,7 @@ def test_the_benchmark_has_every_method_in_every_setting_with_three_seeds(name: 
         "prism",
         "fedhm",
         "origdrop",
+        "fedrolex",
     }
     for setting in config.compare.settings:
         own = [cell for cell in found if cell.setting == setting]

@@ -12,6 +12,7 @@ METHODS = {
     "elf": "ELF",
     "fedavg": "FedAvg",
     "fedhm": "FedHM",
+    "fedrolex": "FedRolex",
     "fjord": "FjORD",
     "flanc": "FLANC",
     "heterofl": "HeteroFL",

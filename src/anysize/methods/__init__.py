@@ -30,6 +30,7 @@ from anysize.methods.context import Context
 from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
 from anysize.methods.fedhm import FedHM
+from anysize.methods.fedrolex import FedRolex
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
@@ -60,6 +61,7 @@ __all__ = [
     "Factored",
     "FedAvg",
     "FedHM",
+    "FedRolex",
     "Finishing",
     "FjORD",
     "HeteroFL",
