@@ -155,7 +155,9 @@ def _whole(number: Any, what: str) -> int:
 def _alike(value: Any, other: Any) -> bool:
     """Whether a value of a state's note can stand where another stood."""
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, other))
-    return other is None or numbers or type(value) is type(other) or (isinstance(other, tuple) and isinstance(value, list))
+    return (
+        other is None or numbers or type(value) is type(other) or (isinstance(other, tuple) and isinstance(value, list))
+    )
 
 
 def _demand(holds: bool, otherwise: str) -> None:
