@@ -48,13 +48,13 @@ def every(count: int, changes: st.SearchStrategy[T], holds: Callable[[T], object
 
 def refused(name: object, read: Callable[[], T], or_key: str = "\n") -> T | None:
     """What `read` returns; None if it refuses with an error that gives the name, or begins a line with the key."""
+    said = ""
     try:
         return read()
     except REFUSALS as error:
-        assert str(name) in str(error) or f" {or_key}" in str(error), (
-            f"{type(error).__name__} does not name {name}: {error}"
-        )
-        return None
+        said = f"{type(error).__name__}: {error}"
+    assert str(name) in said or f" {or_key}" in said, f"it does not name {name}: {said}"
+    return None
 
 
 @contextmanager
@@ -207,8 +207,13 @@ def written(tree: Any) -> str:
     return "[" * tree.depth + "]" * tree.depth if isinstance(tree, Nested) else json.dumps(tree)
 
 
-def strict(text: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError if a key comes twice, or a number is none that JSON has."""
+def strict(text: str | bytes, infinite: bool = False) -> Any:
+    """The value of a JSON text; a ValueError if a key comes twice, or a number is none that JSON has.
+
+    Args:
+        text: the text.
+        infinite: whether infinity counts as a number, as in the note of a bundle.
+    """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -216,6 +221,8 @@ def strict(text: str | bytes) -> Any:
         return dict(pairs)
 
     def never(name: str) -> Any:
+        if infinite and name != "NaN":
+            return float(name)
         raise ValueError(f"{name} is no number of JSON")
 
     return json.loads(text, object_pairs_hook=once, parse_constant=never)
@@ -242,7 +249,7 @@ def parts_of(content: bytes) -> Parts:
     """The parts of a file."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = strict(content[8:end])
-    note = strict(header.pop("__metadata__")["anysize"])
+    note = strict(header.pop("__metadata__")["anysize"], infinite=True)
     return header, note, content[end:]
 
 

@@ -148,7 +148,7 @@ def _statistics(labels: Any, tensors: Tensors) -> dict[str, Statistics]:
 
 
 def _whole(number: Any, what: str) -> int:
-    _demand(type(number) is int and number >= 0, f"{what} is {short(number)}")
+    _demand(type(number) is int and 0 <= number < 1 << 63, f"{what} is {short(number)}")
     return int(number)
 
 
