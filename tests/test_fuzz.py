@@ -28,21 +28,24 @@ import small
 from anysize import config as configs
 from anysize import onnx_runtime, runtime, wire
 from anysize.data import sources
+from anysize.data.files import read_npz
 from anysize.deploy.device_file import Limits
 from anysize.deploy.gate import Gate
 from anysize.deploy.guard import Guard
 from anysize.engines.base import Absence
 from anysize.engines.flower_records import note_in
 from anysize.engines.inprocess import InProcess
+from anysize.errors import CheckpointError, ConfigError, DataError, TrustError
 from anysize.experiment import lookup
 from anysize.methods.messages import Client, SubModel, Ticket, Update
 from anysize.methods.table import Table
-from anysize.records import checkpoint, events
+from anysize.records import checkpoint, directory, events
 from anysize.report import record
 from anysize.runs.experiment import Experiment
 from fuzzing import (
     Twice,
     altered,
+    bounded,
     broken,
     cases,
     every,
@@ -799,3 +802,61 @@ def test_no_change_of_a_signed_bundle_is_accepted(tmp_path: Path, name: str, cou
         assert content == signed or refused(path, lambda: BUNDLES[name](path, key=key, verify=False)) is None
 
     every(count, rewritten(signed, rehashed) | broken(signed), holds)
+
+
+# What the cases found -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ['{"a":NaN}', '{"a":1e999}', '{"a":1,"a":2}'])
+def test_a_note_with_what_json_does_not_have_is_refused(text: str) -> None:
+    header, _, data = parts_of(MESSAGE)
+    head = written({"__metadata__": {"anysize": text}, **header}).encode()
+    with pytest.raises(TrustError, match="not a finite number|comes twice"):
+        wire.load(len(head).to_bytes(8, "little") + head + data)
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000])
+def test_a_list_without_end_or_a_number_of_thousands_of_digits_is_no_toml(tmp_path: Path, value: str) -> None:
+    (tmp_path / "deep.toml").write_text(f"seed = {value}")
+    with pytest.raises(ConfigError, match=r"deep\.toml: cannot be read as TOML"):
+        configs.load(tmp_path / "deep.toml")
+
+
+def test_a_changed_round_in_a_checkpoint_is_noticed(tmp_path: Path, run: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+    path = folder / "state.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'\\"round\\":2', b'\\"round\\":1'))
+    with pytest.raises(CheckpointError, match="its checksum does not match"):
+        checkpoint.round_of(folder)
+
+
+def test_a_changed_norm_that_a_client_keeps_is_noticed(tmp_path: Path, run: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+    path = sorted((folder / "kept").iterdir())[0]
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    experiment = Experiment.from_config(configs.load(run / "config.toml"))
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged: its checksum does not match"):
+        checkpoint.restore_from(folder, experiment.method.init(experiment.context))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_small_data_file_of_a_large_array_is_refused_before_it_is_unpacked(tmp_path: Path, beside: bool) -> None:
+    (tmp_path / "bomb.npz").write_bytes(bomb(beside))
+    with bounded(), pytest.raises(DataError, match=r"bomb\.npz cannot be read: .*300000\d+ bytes, out of"):
+        read_npz(tmp_path / "bomb.npz")
+
+
+@pytest.mark.parametrize("cell", ["9" * 400, "1e999"])
+def test_a_limit_too_large_for_a_number_is_not_no_limit(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "sheet.csv"
+    path.write_text(f"round,group,macs\n1,board,{cell}\n")
+    with pytest.raises(ConfigError, match=r"sheet\.csv, line 2: macs: given '.*', must be a number above 0"):
+        small.config(devices=of_sheet("devices.budgets", path))
+
+
+def test_damaged_rows_of_clients_are_named_when_a_run_is_resumed(tmp_path: Path, run: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+    (folder / "clients.csv").write_bytes(b"round,client\n\xff\n")
+    with pytest.raises(CheckpointError, match=r"clients\.csv is damaged"):
+        directory.rewind(folder, 1)
