@@ -450,8 +450,8 @@ def test_groups_read_from_csv_become_part_of_the_experiment(tmp_path: Path) -> N
         ("name,capacity\na,1,2,3", "line 2: has more cells"),
         ("name,capacity\n", "has no rows"),
         ("", "has no rows"),
-        ("name,capacity\na,2", "devices.groups[0].capacity: given 2, must be above 0"),
-        ("name,capacity\na,much", "devices.groups[0].capacity: given 'much', must be a number"),
+        ("name,capacity\na,2", "line 2: devices.groups.capacity: given 2, must be above 0"),
+        ("name,capacity\na,much", "line 2: devices.groups.capacity: given 'much', must be a number"),
     ],
 )
 def test_a_bad_csv_is_refused_by_name(tmp_path: Path, content: str | None, words: str) -> None:

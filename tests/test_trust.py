@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -26,7 +25,7 @@ from anysize.devices.budget import Budget
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, TrustError
-from anysize.methods.messages import Client, SubModel, Ticket, Update
+from anysize.methods.messages import Client, SubModel, Update
 from anysize.runs.experiment import Experiment
 from anysize.wire import Json, Tensors, dump, flatten, load, peek
 
@@ -371,16 +370,6 @@ def test_a_header_that_lies_is_refused_before_anything_is_allocated(blob: bytes)
         peek(blob)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 255))
-def test_no_bytes_make_the_header_stumble(tail: bytes, place: int, value: int) -> None:
-    good = bytearray(dump({"w": torch.zeros(3)}, {"a": 1}))
-    good[place % len(good)] = value
-    for blob in (tail, bytes(good)):
-        with suppress(TrustError):
-            peek(blob)
-
-
 # The device's side ----------------------------------------------------------------------------------
 
 
@@ -438,19 +427,6 @@ def test_an_order_that_is_none_is_refused(change: Json) -> None:
     blob, ticket = sent_as(message(experiment))
     with pytest.raises(TrustError, match="refused what the server sent"):
         gate(experiment, capacity=1.0)(blob, ticket | change)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.sampled_from(["job", "client", "width", "size", "seed", "round", "rate"]), JSON))
-def test_no_order_makes_the_gate_stumble(changes: Json) -> None:
-    experiment = made("flanc")
-    blob, ticket = sent_as(message(experiment))
-    with suppress(TrustError):
-        taken = gate(experiment, capacity=1.0)(blob, ticket | changes)
-        assert taken.ticket == Ticket.from_json(ticket | changes)
-        assert taken.ticket.job in ("train", "calibrate", "evaluate")
-        assert 0 < taken.ticket.width <= 1
-        assert taken.ticket.rate is None or taken.ticket.rate >= 0
 
 
 # Whose code -----------------------------------------------------------------------------------------

@@ -488,9 +488,11 @@ class _File:
                 size = path.stat().st_size
                 _demand(length <= min(_LONGEST_HEADER, size - 8), f"its header has {length} bytes")
                 self._head = length.to_bytes(8, "little") + file.read(length)
-            header = json.loads(self._head[8:])
+            header = json.loads(self._head[8:], object_pairs_hook=_once)
             self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
-            self.raw = json.loads((header.get("__metadata__") or {})[NOTE], parse_constant=_constant)
+            self.raw = json.loads(
+                (header.get("__metadata__") or {})[NOTE], parse_constant=_constant, object_pairs_hook=_once
+            )
             _demand(isinstance(self.raw, dict), "its note is not an object")
             _demand(self.raw.get("format") in formats, f"its format is not {' or '.join(formats)}")
             self.places = _places(self._header, size - self.start)
@@ -579,6 +581,7 @@ def _places(header: Mapping[str, Any], length: int) -> dict[int, tuple[str, int]
     for key, about in header.items():
         begin, end = about["data_offsets"]
         shape = about["shape"]
+        _demand(len(about) == 3, f"'{key}' has more than a type, a shape and a place")
         _demand(all(type(n) is int and n >= 0 for n in (begin, end, *shape)), f"'{key}' has a place that is none")
         needed = math.prod(shape) * _ITEM_BYTES[about["dtype"]]
         _demand(end - begin == needed, f"'{key}' does not have as many bytes as its shape needs")
@@ -591,6 +594,12 @@ def _places(header: Mapping[str, Any], length: int) -> dict[int, tuple[str, int]
         end += found[begin][1]
     _demand(end == length, f"tensors of {end} bytes in {length}")
     return dict(sorted(found.items()))
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which every key comes once: readers differ in which of two they believe."""
+    _demand(len(dict(pairs)) == len(pairs), "a key comes twice")
+    return dict(pairs)
 
 
 def _constant(name: str) -> float:

@@ -10,7 +10,8 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import safetensors
@@ -18,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from anysize.errors import AnysizeError, CheckpointError, MethodError, TrustError
+from anysize.errors import AnysizeError, CheckpointError, MethodError, TrustError, short
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -26,7 +27,11 @@ T = TypeVar("T")
 
 _NOTE = "anysize"  # the one metadata key: several would be written in random order
 _LONGEST_HEADER = 1 << 24  # bytes; the header of a thousand tensors has about a hundred thousand
+_SEAL = "checksum"  # in the note of a file
 _EMPTY = "/empty"  # in a state's note: its empty mappings, since no tensor's name restores them
+_DAMAGE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError, RecursionError)
+"""What reading a damaged header may raise."""
+
 _DTYPES = {  # in the order in which safetensors lays tensors out
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -62,7 +67,32 @@ def dump(tensors: Mapping[str, Tensor], note: Json) -> bytes:
         # safetensors refuses tensors that share memory, as slices of one tensor do, so copy each.
         plain[name] = tensor.clone() if address in storages else tensor
         storages.add(address)
-    return safetensors.torch.save(plain, {_NOTE: _json(note)})
+    return safetensors.torch.save(plain, {_NOTE: _canonical(note)})
+
+
+def sealed(tensors: Mapping[str, Tensor], note: Json) -> bytes:
+    """As `dump`, with a checksum of everything in the note: for files, which may be damaged where they lie."""
+    return dump(tensors, note | {_SEAL: checksum(tensors, note)})
+
+
+def opened(blob: bytes, source: str, error: type[AnysizeError]) -> tuple[Tensors, Json]:
+    """As `load`, for what `sealed` wrote: refuses a wrong checksum. Older versions wrote files without one."""
+    tensors, note = load(blob, source, error)
+    if _SEAL in note and note[_SEAL] != checksum(tensors, note):
+        raise error(f"{source} is damaged: its checksum does not match")
+    return tensors, note
+
+
+def checksum(tensors: Mapping[str, Tensor], note: Json) -> int:
+    """A checksum of names, types, shapes and contents of the tensors, and of the note without a checksum."""
+    about = {name: [_DTYPES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
+    own = {key: value for key, value in note.items() if key != _SEAL}
+    # Read again before it is sorted: a key that is a number is text in a file.
+    total = zlib.crc32(_canonical([about, json.loads(_canonical(own))]).encode())
+    for name in sorted(tensors):
+        flat = tensors[name].detach().contiguous().reshape(-1)
+        total = zlib.crc32(flat.view(torch.uint8).numpy().data, total)
+    return total
 
 
 def load(blob: bytes, source: str = "the message", error: type[AnysizeError] = TrustError) -> tuple[Tensors, Json]:
@@ -74,11 +104,10 @@ def load(blob: bytes, source: str = "the message", error: type[AnysizeError] = T
         error: what to raise if they are damaged or not ours.
     """
     try:
+        header, _ = _header(blob)
+        note = parsed(header["__metadata__"][_NOTE])
         tensors = safetensors.torch.load(blob)
-        length = int.from_bytes(blob[:8], "little")
-        header = json.loads(blob[8 : 8 + length])
-        note = json.loads(header["__metadata__"][_NOTE])
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RecursionError) as problem:
+    except (safetensors.SafetensorError, *_DAMAGE) as problem:
         raise error(f"{source} is damaged or was not written by anysize ({problem})") from None
     if not isinstance(note, dict):
         raise error(f"{source} was not written by anysize (its note is not an object)")
@@ -96,10 +125,7 @@ def peek(blob: bytes) -> Tensors:
     """
     kinds = {name: dtype for dtype, name in _DTYPES.items()}
     try:
-        length = int.from_bytes(blob[:8], "little")
-        if length > min(_LONGEST_HEADER, len(blob) - 8):
-            raise ValueError(f"its header has {length} bytes")
-        header = json.loads(blob[8 : 8 + length])
+        header, length = _header(blob)
         found: Tensors = {}
         for name, about in header.items():
             if name == "__metadata__":
@@ -113,9 +139,45 @@ def peek(blob: bytes) -> Tensors:
         total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
         if total != len(blob) - 8 - length:
             raise ValueError(f"tensors of {total} bytes in a payload of {len(blob) - 8 - length}")
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError, RecursionError) as error:
+    except _DAMAGE as error:
         raise TrustError(f"the message is damaged or was not written by anysize ({error})") from None
     return found
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text from outside, in which every key comes once and every number is finite.
+
+    Raises:
+        ValueError: it is no such text.
+        RecursionError: it is nested too deep.
+
+    >>> parsed('{"round": 1, "round": 2}')
+    Traceback (most recent call last):
+    ValueError: 'round' comes twice
+    """
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> Json:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(repr(name) for name in names if names.count(name) > 1)} comes twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _header(blob: bytes) -> tuple[Json, int]:
+    """The header of a message, and its length."""
+    length = int.from_bytes(blob[:8], "little")
+    if length > min(_LONGEST_HEADER, len(blob) - 8):
+        raise ValueError(f"its header has {length} bytes")
+    return parsed(blob[8 : 8 + length]), length
 
 
 def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
@@ -123,7 +185,7 @@ def size_bytes(tensors: Mapping[str, Tensor], note: Json) -> int:
     # The order and padding of safetensors: by dtype, then by name; header padded to eight bytes.
     rank = {dtype: position for position, dtype in enumerate(_DTYPES)}
     order = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
-    header: Json = {"__metadata__": {_NOTE: _json(note)}}
+    header: Json = {"__metadata__": {_NOTE: _canonical(note)}}
     offset = 0
     for name in order:
         tensor = tensors[name]
@@ -189,11 +251,19 @@ def flatten(state: Any) -> tuple[Tensors, Json]:
 
 
 def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
-    """The inverse of `flatten`: the state of that kind. What an older version did not write has its default."""
+    """The inverse of `flatten`: the state of that kind. What an older version did not write has its default.
+
+    Raises:
+        CheckpointError: they are not what `flatten` makes of such a state.
+    """
     tree: Json = {}
+    empty = note.get(_EMPTY, [])
+    if not isinstance(empty, list) or not all(isinstance(name, str) for name in empty):
+        raise CheckpointError(f"the checkpoint's empty mappings are {short(empty)}")
     for name in sorted(tensors):
-        _node(tree, name.split("/")[:-1])[_plain(name.split("/")[-1])] = tensors[name]
-    for name in note.get(_EMPTY, []):
+        *path, last = name.split("/")
+        _node(tree, path)[_plain(last)] = tensors[name]
+    for name in empty:
         _node(tree, name.split("/"))
     assert dataclasses.is_dataclass(kind)
     values = tree | {name: value for name, value in note.items() if name != _EMPTY}
@@ -204,7 +274,11 @@ def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
         problems = [f"holds {name}, which {kind.__name__} does not have" for name in sorted(strange)]
         problems += [f"lacks {name}" for name in sorted(missing)]
         raise CheckpointError(f"the checkpoint {'; '.join(problems)}: another method wrote it")
-    return kind(**values)
+    state = kind(**values)
+    again = flatten(state)
+    if again[0].keys() != tensors.keys() or again[1].get(_EMPTY, []) != sorted(empty):
+        raise CheckpointError("the checkpoint has names that no state has")
+    return state
 
 
 def _node(tree: Json, path: list[str]) -> Json:
@@ -236,5 +310,5 @@ def _plain(key: str) -> str:
     return key.replace("%2F", "/").replace("%25", "%")
 
 
-def _json(note: Json) -> str:
-    return json.dumps(note, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

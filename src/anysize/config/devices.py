@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from anysize.config.latencies import LatenciesConfig
-from anysize.config.rows import number, read_rows
-from anysize.config.table import Table, raise_problems
+from anysize.config.rows import number, raise_listed, read_rows
+from anysize.config.table import Table, problem_lines, raise_problems
 from anysize.config.traces import TraceConfig, read_traces
 from anysize.config.values import (
     UNITS,
@@ -240,7 +240,7 @@ class DevicesConfig(Table):
         table = dict(given)
         folder = (info.context or {}).get("folder") or Path()
         if isinstance(table.get("file"), str) and not table.get("groups"):
-            table["groups"] = read_groups(folder / table.pop("file"))
+            table["groups"] = read_groups(folder / table.pop("file"), folder)
         if isinstance(table.get("budgets"), str):
             table["budgets"] = read_traces(folder / table["budgets"])
         if table.get("participation") is None and table.get("clients_per_round") is None:
@@ -390,14 +390,22 @@ def files_in(tables: Mapping[str, Any]) -> list[str]:
     return [*found, *(["devices.groups.latencies"] if any(isinstance(name, str) for name in named) else [])]
 
 
-def read_groups(path: Path) -> list[dict[str, Any]]:
-    """The device groups of a CSV file, one a row, as the experiment file would have them.
+def read_groups(path: Path, folder: Path) -> list[GroupConfig]:
+    """The device groups of a CSV file, one a row.
 
     The columns are the keys of `[[devices.groups]]`, the units of a budget among them; an empty cell is a key
-    left out.
+    left out. A file that a row names is looked for in `folder`.
     """
     keys = [key for key in GroupConfig.model_fields if key != "budget"]
-    return [_group_of_row(row) for _, row in read_rows(path, "devices.file", (*keys, *UNITS), (), "group")]
+    groups: list[GroupConfig] = []
+    problems: list[str] = []
+    for line, row in read_rows(path, "devices.file", (*keys, *UNITS), (), "group"):
+        try:
+            groups.append(GroupConfig.model_validate(_group_of_row(row), context={"folder": folder}))
+        except ValidationError as error:
+            problems += [f"devices.file: {path}, line {line}: {text}" for text in problem_lines(error, GroupConfig)]
+    raise_listed(problems)
+    return groups
 
 
 def _group_of_row(row: Mapping[str, str]) -> dict[str, Any]:

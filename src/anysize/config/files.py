@@ -130,6 +130,8 @@ def parse(text: str, source: str) -> dict[str, Any]:
         shown = f"\n  > {line}" if line else ""
         advice = "; strings need quotes" if "Invalid value" in str(error) else ""
         raise ConfigError(f"{source}: not valid TOML: {error}{advice}{shown}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists without end
+        raise ConfigError(f"{source}: cannot be read as TOML: {error}") from None
 
 
 def dumps(config: ExperimentConfig) -> str:

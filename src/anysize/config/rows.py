@@ -10,6 +10,7 @@ from pathlib import Path
 from anysize.config.table import raise_problems
 from anysize.errors import unknown
 
+_LARGEST = 1e300
 _SHOWN = 10  # problems of one file that an error lists
 
 Row = tuple[int, dict[str, str]]
@@ -65,9 +66,11 @@ def number(text: str) -> int | float | str:
     kinds: Iterable[type[int] | type[float]] = (int, float)
     for kind in kinds:
         try:
-            return kind(text)
+            found = kind(text)
         except ValueError:
             continue
+        too_large = abs(found) > _LARGEST and "inf" not in text.lower()  # not an infinity that nobody wrote
+        return text if too_large else found
     return text
 
 

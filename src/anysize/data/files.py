@@ -15,6 +15,7 @@ import re
 import tarfile
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -28,7 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from anysize import interrupts
 from anysize.atomic import replaced
 from anysize.data.parts import Array
-from anysize.errors import DataError
+from anysize.errors import DataError, short
 
 Arrays = dict[str, Array]
 
@@ -101,13 +102,34 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_npz(path: Path) -> Arrays:
-    """Every array of an .npz file."""
+    """Every array of an .npz file; nothing is unpacked before its length is known to be that of its shape."""
     with reading(path):
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_members(archive, members)
         opened = np.load(path, allow_pickle=False)
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise ValueError("not an archive of named arrays")
         with opened:
             return {name: opened[name] for name in opened.files}
+
+
+def _check_members(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo]) -> None:
+    names = [member.filename.removesuffix(".npy") for member in members]
+    if len(set(names)) < len(names):
+        raise ValueError("two of its arrays have one name")
+    for member in members:
+        if not member.filename.endswith(".npy"):
+            raise ValueError(f"{short(member.filename)} is not an array")
+        if member.file_size > _LARGE and member.file_size > _MOST_PACKED * member.compress_size:
+            raise ValueError(f"{member.filename} would be {member.file_size} bytes, out of {member.compress_size}")
+        with archive.open(member) as file:
+            read_header = _NPY_HEADERS[np.lib.format.read_magic(file)]
+            shape, _, kind = read_header(file)
+            if member.file_size - file.tell() != prod(shape) * kind.itemsize or min(shape, default=0) < 0:
+                raise ValueError(f"{member.filename} does not have as many bytes as its shape {shape} needs")
+
+
+_LARGE, _MOST_PACKED = 50_000_000, 300  # bytes; how many times a large array may be larger than it is packed
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_idx(path: Path) -> Array:

@@ -379,6 +379,10 @@ def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
         problems.append(f"held_out is {held_out}; allowed: a fraction from 0 to below 1")
     elif held_out and "x_test" in arrays:
         problems.append("held_out is for data sets without a test part; this one has a test part")
+    elif held_out and not problems:
+        lengths = {key: np.shape(arrays[key])[:1] for key in ("x_train", "y_train", "group_train") if key in arrays}
+        if len(set(lengths.values())) > 1 or () in lengths.values():
+            problems.append(f"{', '.join(lengths)} do not have one row for each sample")
     if problems:
         raise DataError(f"{source}: {'; '.join(problems)}")
     if held_out:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anysize.config.extras import needs
 from anysize.errors import AnysizeError, ConfigError
-from anysize.wire import Json, Tensors, dump, load
+from anysize.wire import Json, Tensors, dump, load, parsed
 
 if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
     raise ConfigError(_missing)
@@ -55,7 +55,7 @@ def blobs_in(content: RecordDict) -> list[bytes]:
 def note_in(content: RecordDict) -> Json:
     """The note of a message; an error if anysize did not write it."""
     try:
-        note = json.loads(str(content["note"]["json"]))
+        note = parsed(str(content["note"]["json"]))
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise foreign(error) from None
     if not isinstance(note, dict):

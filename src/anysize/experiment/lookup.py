@@ -20,13 +20,13 @@ from anysize.cost.latency import step_latency_ms
 from anysize.data import Data
 from anysize.elastic.skeleton import hollow
 from anysize.elastic.tracing.forward import without_data
-from anysize.errors import CheckpointError, ConfigError
+from anysize.errors import CheckpointError, ConfigError, short
 from anysize.experiment.setup import Setup
 from anysize.methods.capabilities import Searched
-from anysize.methods.messages import Client
+from anysize.methods.messages import Client, is_number
 from anysize.methods.size import Size
 from anysize.methods.table import Entry, Table
-from anysize.wire import Json, dump, load, under
+from anysize.wire import Json, Tensors, opened, sealed, under
 
 _KIND = "look-up table"
 
@@ -190,16 +190,23 @@ def save(path: Path, table: Table, about: Json) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"method.table: the folder {path.parent} does not exist")
     samples = {"trained": table.trained, "judged": table.judged}
-    content = dump(tensors, {"kind": _KIND, "entries": rows, "about": about, "samples": samples})
+    content = sealed(tensors, {"kind": _KIND, "entries": rows, "about": about, "samples": samples})
     write(path, content, ConfigError, "name another file in method.table")
 
 
 def read(path: Path, setup: Setup) -> Table:
     """The table in a file; an error if it is damaged or was made for another experiment."""
-    tensors, note = load(path.read_bytes(), f"method.table: {path}", CheckpointError)
+    tensors, note = opened(path.read_bytes(), f"method.table: {path}", CheckpointError)
     if note.get("kind") != _KIND:
         raise CheckpointError(f"method.table: {path} holds no look-up table; name another file")
-    other = differences(_filled(note["about"], setup), fingerprint(setup))
+    try:
+        other = differences(_filled(note["about"], setup), fingerprint(setup))
+        table = _table(tensors, note)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"method.table: {path} is damaged ({type(error).__name__}: {error}); delete it to compute it again, or "
+            "restore an intact copy of it"
+        ) from None
     if other:
         remedy = "Delete it to compute it again, or name another file"
         if setup.data is None:
@@ -208,10 +215,32 @@ def read(path: Path, setup: Setup) -> Table:
                 "network here normalises its inputs too"
             )
         raise ConfigError(f"method.table: {path} was made for another experiment: {', '.join(other)} differ. {remedy}")
-    made = []
-    for place, row in enumerate(note["entries"]):
-        prefix = f"{place}/"
-        masks = under(prefix, tensors)
-        accuracy, cost = row.pop("accuracy"), row.pop("cost")
-        made.append(Entry(Size(**row), accuracy, masks, cost))
-    return Table(tuple(made), **note.get("samples", {}))
+    return table
+
+
+def _table(tensors: Tensors, note: Json) -> Table:
+    """The table of a file's contents; an error if something is missing, too much or out of range."""
+    made = tuple(_entry(row, under(f"{place}/", tensors)) for place, row in enumerate(note["entries"]))
+    held = sum(len(entry.masks) for entry in made)
+    _demand(bool(made) and held == len(tensors), "it holds masks of no size")
+    table = Table(made, **note.get("samples", {}))
+    _demand(all(type(n) is int and n >= 0 for n in (table.trained, table.judged)), "its samples are not counted")
+    return table
+
+
+def _entry(row: Json, masks: Tensors) -> Entry:
+    about = dict(row)
+    accuracy, cost = about.pop("accuracy"), about.pop("cost")
+    size = Size(**about)
+    numbers = [size.width, size.mask, accuracy, *cost.values(), *([] if size.robustness is None else [size.robustness])]
+    _demand(all(map(is_number, numbers)), f"{short(row)} has a value that is not a number")
+    depth = size.depth is None or (type(size.depth) is int and size.depth > 0)
+    _demand(0 < size.width <= 1 and 0 <= size.mask < 1 and depth and not size.name, f"{short(about)} is not a size")
+    _demand(all(number >= 0 for number in cost.values()), f"{short(cost)} are not costs")
+    _demand(all(bits.dtype == torch.uint8 for bits in masks.values()), "a mask is not of bits")
+    return Entry(size, accuracy, masks, cost)
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

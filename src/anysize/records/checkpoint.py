@@ -19,13 +19,14 @@ import torch
 
 from anysize import atomic
 from anysize.elastic.norm import Statistics
-from anysize.errors import CheckpointError
-from anysize.wire import Json, Tensors, dump, flatten, load, restore, under
+from anysize.errors import CheckpointError, short
+from anysize.wire import Json, Tensors, checksum, flatten, load, opened, restore, sealed, under
 
 FILE = "state.safetensors"
 BEST = "best.safetensors"
 KEPT = "kept"
-_FORMAT = 1
+_FORMAT = 2
+_OLD = 1  # its checksum was of the tensors alone
 _WAY_OUT = "restore an intact copy of it, or start again with overwrite=True"
 _READS = 3  # tries at reading a checkpoint that a run in another process may be replacing
 
@@ -71,21 +72,17 @@ def keep(directory: Path, checkpoint: Checkpoint, about: Json) -> None:
 
 def _save(path: Path, checkpoint: Checkpoint, about: Json, before: int) -> None:
     state, note = flatten(checkpoint.state)
-    tensors = {f"state/{name}": tensor for name, tensor in state.items()}
-    tensors |= {f"momentum/{name}": tensor for name, tensor in checkpoint.momentum.items()}
-    for place, statistics in enumerate(checkpoint.statistics.values()):
-        tensors |= {f"statistics/{place}/{name}": tensor for name, tensor in statistics.tensors().items()}
+    tensors = _named(state, checkpoint.momentum, checkpoint.statistics)
     _save_kept(path.parent, checkpoint, before)
     header = {
         "format": _FORMAT,
         "round": checkpoint.round,
         "state": note,
-        "statistics": list(checkpoint.statistics),  # labels may hold any character, so they cannot name tensors
+        "statistics": list(checkpoint.statistics),
         "turns": {str(client): turn for client, turn in sorted(checkpoint.turns.items())},
         "about": about,
-        "checksum": _checksum(tensors),
     }
-    write(path, dump(tensors, header))
+    write(path, sealed(tensors, header))
 
 
 def write(path: Path, content: bytes) -> None:
@@ -95,16 +92,14 @@ def write(path: Path, content: bytes) -> None:
 
 def peek(directory: Path, file: str = FILE) -> Json:
     """The facts about the run that `save` received; builds nothing."""
-    about = _read(directory / file)[1]["about"]
-    if not isinstance(about, dict):
-        raise _damaged(directory / file, "it says nothing about its run")
+    about: Json = _read(directory / file)[1]["about"]
     return about
 
 
 def round_of(directory: Path, file: str = FILE) -> int:
     """The last finished round, or that of another checkpoint of the directory."""
     number = _read(directory / file)[1]["round"]
-    if not isinstance(number, int):
+    if type(number) is not int or number < 0:
         raise _damaged(directory / file, f"its round is {number!r}")
     return number
 
@@ -121,35 +116,66 @@ def restore_from(directory: Path, like: Any, file: str = FILE) -> Checkpoint:
 
 def _restored(path: Path, like: Any) -> Checkpoint:
     tensors, header = _read(path)
+    wanted, noted = flatten(like)
+    stored, momentum = under("state/", tensors), under("momentum/", tensors)
+    _check_forms(path, stored, wanted)
     try:
-        turns = _turns(header)
-        labels = [str(label) for label in header["statistics"]]
-        statistics = {label: Statistics.of(under(f"statistics/{i}/", tensors)) for i, label in enumerate(labels)}
-        number, note = int(header["round"]), dict(header["state"])
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from None
-    stored = under("state/", tensors)
-    _check_shapes(path, stored, flatten(like)[0])
-    return Checkpoint(
-        round=number,
-        state=restore(type(like), stored, note),
-        momentum=under("momentum/", tensors),
-        statistics=statistics,
-        kept={client: _load_kept(path.parent, client, turn) for client, turn in turns.items()},
-        turns=turns,
+        turns, number, note = _turns(header), _whole(header["round"], "its round"), dict(header["state"])
+        statistics = _statistics(header["statistics"], tensors)
+        _demand(set(tensors) <= {*_named(stored, momentum, statistics)}, "it holds tensors that are no part of it")
+        _demand(all(name in stored and momentum[name].shape == stored[name].shape for name in momentum), "its momentum")
+        _demand(all(_alike(note[name], noted.get(name)) for name in note), "its state has values of other types")
+        state = restore(type(like), stored, note)
+    except (LookupError, ValueError, TypeError, AttributeError, CheckpointError) as error:
+        raise _damaged(path, str(error)) from None
+    kept = {client: _load_kept(path.parent, client, turn) for client, turn in turns.items()}
+    return Checkpoint(number, state, momentum, statistics, kept, turns)
+
+
+def _named(state: Tensors, momentum: Tensors, statistics: Mapping[str, Statistics]) -> Tensors:
+    """The tensors of a checkpoint by the names that they have in its file."""
+    tensors = {f"state/{name}": tensor for name, tensor in state.items()}
+    tensors |= {f"momentum/{name}": tensor for name, tensor in momentum.items()}
+    for place, one in enumerate(statistics.values()):  # labels may hold any character, so they cannot name tensors
+        tensors |= {f"statistics/{place}/{name}": tensor for name, tensor in one.tensors().items()}
+    return tensors
+
+
+def _statistics(labels: Any, tensors: Tensors) -> dict[str, Statistics]:
+    named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+    _demand(named and len(set(labels)) == len(labels), f"its sizes are {short(labels)}")
+    return {label: Statistics.of(under(f"statistics/{i}/", tensors)) for i, label in enumerate(labels)}
+
+
+def _whole(number: Any, what: str) -> int:
+    _demand(type(number) is int and 0 <= number < 1 << 63, f"{what} is {short(number)}")
+    return int(number)
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether a value of a state's note can stand where another stood."""
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, other))
+    return (
+        other is None or numbers or type(value) is type(other) or (isinstance(other, tuple) and isinstance(value, list))
     )
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
 
 
 class _MissingKeptError(CheckpointError):
     """A file with the tensors that a client keeps is missing."""
 
 
-def _check_shapes(path: Path, stored: Tensors, wanted: Tensors) -> None:
+def _check_forms(path: Path, stored: Tensors, wanted: Tensors) -> None:
     problems = [f"{name} is missing" for name in wanted if name not in stored]
     problems += [
-        f"{name} has shape {tuple(stored[name].shape)}, not {tuple(tensor.shape)}"
+        f"{name} has shape {tuple(stored[name].shape)} and {stored[name].dtype}, not {tuple(tensor.shape)} and "
+        f"{tensor.dtype}"
         for name, tensor in wanted.items()
-        if name in stored and stored[name].shape != tensor.shape
+        if name in stored and (stored[name].shape, stored[name].dtype) != (tensor.shape, tensor.dtype)
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -163,8 +189,7 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged or was not written by anysize ({why}); {_WAY_OUT}")
 
 
-def _checksum(tensors: Tensors) -> int:
-    """A checksum that reveals a flipped bit, which the file format alone does not."""
+def _old_checksum(tensors: Tensors) -> int:
     total = 0
     for name in sorted(tensors):
         flat = tensors[name].detach().contiguous().reshape(-1)
@@ -187,11 +212,14 @@ def _read(path: Path) -> tuple[Tensors, Json]:
         tensors, header = load(blob, str(path), CheckpointError)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_WAY_OUT}") from None
-    if not {"format", "round", "state", "statistics", "turns", "about", "checksum"} <= set(header):
+    if set(header) != {"format", "round", "state", "statistics", "turns", "about", "checksum"}:
         raise _damaged(path, "it is not a run's checkpoint")
-    if header["format"] != _FORMAT:
-        raise CheckpointError(f"{path} has format {header['format']!r}; this version reads format {_FORMAT}")
-    if header["checksum"] != _checksum(tensors):
+    if not isinstance(header["about"], dict):
+        raise _damaged(path, "it says nothing about its run")
+    if header["format"] not in (_FORMAT, _OLD):
+        raise CheckpointError(f"{path} has format {header['format']!r}; this version reads {_OLD} and {_FORMAT}")
+    right = checksum(tensors, header) if header["format"] == _FORMAT else _old_checksum(tensors)
+    if header["checksum"] != right:
         raise _damaged(path, "its checksum does not match")
     return tensors, header
 
@@ -205,14 +233,17 @@ def _save_kept(directory: Path, checkpoint: Checkpoint, before: int) -> None:
     if fresh:
         (directory / KEPT).mkdir(exist_ok=True)
     for client, turn in fresh.items():
-        write(_kept_file(directory, client, turn), dump(checkpoint.kept[client], {"client": client}))
+        write(_kept_file(directory, client, turn), sealed(checkpoint.kept[client], {"client": client}))
 
 
 def _load_kept(directory: Path, client: int, turn: int) -> Tensors:
     path = _kept_file(directory, client, turn)
     if not path.is_file():
         raise _MissingKeptError(f"{path}, which the checkpoint needs, is missing")
-    return load(path.read_bytes(), str(path), CheckpointError)[0]
+    tensors, note = opened(path.read_bytes(), str(path), CheckpointError)
+    if {**note, "checksum": None} != {"client": client, "checksum": None}:
+        raise _damaged(path, f"it is not what client {client} keeps")
+    return tensors
 
 
 def _drop_stale(directory: Path, checkpoint: Checkpoint) -> None:
@@ -229,4 +260,6 @@ def _kept_files(directory: Path, turns: Mapping[int, int]) -> set[Path]:
 
 
 def _turns(header: Json) -> dict[int, int]:
-    return {int(client): int(turn) for client, turn in header["turns"].items()}
+    turns = {int(client): _whole(turn, f"the turn of client {client}") for client, turn in header["turns"].items()}
+    _demand(list(map(str, turns)) == list(header["turns"]), "its clients are not numbers")
+    return turns

@@ -135,6 +135,8 @@ def rewind(directory: Path, round: int) -> None:
     """Remove what a killed run wrote after its last checkpoint: torn lines, later rows, unfinished files."""
     drop_partial(directory)
     events, clients = directory / EVENTS, directory / CLIENTS
+    if round == 0 and not events.is_file():
+        write(events, b"")  # killed between the first checkpoint and the first event
     whole = events.read_bytes() if events.is_file() else b""
     if whole and not whole.endswith(b"\n"):
         write(events, whole[: whole.rfind(b"\n") + 1])
@@ -143,13 +145,17 @@ def rewind(directory: Path, round: int) -> None:
             path.unlink()
     if not clients.is_file():
         return
-    text = clients.read_text(encoding="utf-8")
-    finished = text[: text.rfind("\n") + 1]
-    reader = csv.DictReader(io.StringIO(finished, newline=""))
-    columns, rows = list(reader.fieldnames or ()), list(reader)
-    kept = [row for row in rows if row["round"].isdecimal() and int(row["round"]) <= round]
+    try:
+        text = clients.read_text(encoding="utf-8")
+        finished = text[: text.rfind("\n") + 1]
+        reader = csv.DictReader(io.StringIO(finished, newline=""))
+        columns, rows = list(reader.fieldnames or ()), list(reader)
+        kept = [row for row in rows if row["round"].isdecimal() and int(row["round"]) <= round]
+        left = _csv(columns, kept)
+    except (ValueError, KeyError, AttributeError, csv.Error) as error:
+        raise CheckpointError(f"{clients} is damaged ({error}); restore an intact copy of it, or delete it") from None
     if len(kept) < len(rows) or finished != text:
-        write_text(clients, _csv(columns, kept))
+        write_text(clients, left)
 
 
 def drop_partial(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from anysize.callbacks.base import Evaluation
 from anysize.config.tables import ExperimentConfig
 from anysize.errors import CheckpointError
 from anysize.records.directory import EVENTS, saved_config
-from anysize.wire import Json
+from anysize.wire import Json, parsed
 
 Event = dict[str, Any]
 
@@ -39,7 +38,7 @@ def counted_rounds(path: Path, events: Iterable[tuple[int, Event]]) -> list[tupl
         if event["event"] not in ("round", "resume"):
             continue
         number = event.get("round")
-        if not isinstance(number, int):
+        if type(number) is not int:
             raise CheckpointError(f"{path}, line {line} is damaged: round = {number!r} is not a whole number")
         if event["event"] == "round":
             rounds[number] = line, event
@@ -63,7 +62,7 @@ def _intact(directory: Path) -> Iterator[None]:
     """Inside, an event that lacks something, or has something else there, is an error that names the file."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
         raise CheckpointError(
             f"{directory / EVENTS} is damaged ({type(error).__name__}: {error}); restore an intact copy of it"
         ) from error
@@ -78,7 +77,7 @@ def _rows(directory: Path) -> list[Json]:
     judged = any(found.held_out for found in measured)
     rows = []
     for event, found in zip(events, measured):
-        whole = {name: event.get(name) for name in of_rounds}
+        whole = {name: None if event.get(name) is None else known(event[name]) for name in of_rounds}
         for label in dict.fromkeys([*(size["label"] for size in start["sizes"]), *found.held_out]):
             own = {"held_out": found.held_out.get(label, math.nan)} if judged else {}
             tested = metrics | dict(found.test.get(label, {}))
@@ -119,6 +118,8 @@ def held_out_mean(event: Json) -> float:
 
 def known(value: float | None) -> float:
     """A number of an event, where null stands for one that is not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise TypeError(f"{value!r} is not a number")
     return math.nan if value is None else float(value)
 
 
@@ -144,6 +145,9 @@ def _progress(directory: Path, config: ExperimentConfig) -> Json:
     kept = next((event for event in reversed(events) if event["event"] == "kept"), None)
     stopped = events[-1].get("stopped") if events and events[-1]["event"] == "end" else None
     met = [about for event in events if event["event"] == "devices" for about in event["devices"]]
+    latest = evaluated[start["metric"]] if evaluated else {}
+    for score in latest.values():
+        known(score)
     return {
         "name": config.name,
         "round": done,
@@ -153,7 +157,7 @@ def _progress(directory: Path, config: ExperimentConfig) -> Json:
         "best": kept["round"] if kept else None,
         "metric": start["metric"],
         "evaluated": evaluated["round"] if evaluated else None,
-        "latest": evaluated[start["metric"]] if evaluated else {},
+        "latest": latest,
         "clients_evaluated": judged["round"] if judged else None,
         "clients_latest": judged["client_metrics"] if judged else {},
         "devices": sorted({about["client"]: about for about in met}.values(), key=lambda about: int(about["client"])),
@@ -203,7 +207,7 @@ def numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
 def _event(line: bytes) -> Event | None:
     """The event that a line holds, or None if it does not hold one."""
     try:
-        event = json.loads(line)
+        event = parsed(line)
     except (ValueError, RecursionError):
         return None
     if isinstance(event, dict) and isinstance(event.get("event"), str):

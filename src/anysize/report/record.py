@@ -16,18 +16,20 @@ from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from anysize.errors import CheckpointError
 from anysize.records.directory import ANALYSIS, CLIENTS, CONFIG, ENVIRONMENT, EVENTS
 from anysize.records.events import counted_rounds, numbered_events
 from anysize.wire import load
 
-Number = int | float
+Number = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)]
+"""A number that is one in JSON too."""
+
 Model = TypeVar("Model", bound="Entry")
 
 
@@ -189,7 +191,7 @@ class ClientScore(Entry):
     client: str
     group: str
     size: str
-    samples: Number | None
+    samples: int | float | None
     score: float | None
     loss: float | None = None
 
