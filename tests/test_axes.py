@@ -122,6 +122,8 @@ def test_depthwise_convolutions_follow_their_input() -> None:
         ("unpooled", {"stem": 8, "mid": 6}),
         ("waves", {"into": 4}),  # sines, cosines and halves of one size
         ("trained_mask", {"into": 8}),
+        ("shuffled_groups", {"stem": 4, "first": 3}),  # of (3, 4) and twice (3, 3) within groups: groups stay
+        ("silenced_third", {"parts": 8}),
         (
             "transformer",
             {"source": 8, **{f"transformer.{side}coder.layers.0.linear1": 12 for side in ("en", "de")}},

@@ -984,3 +984,45 @@ class Blurred(nn.Module):
 @topology(2, 3, 4, 4)
 def blurred() -> nn.Module:
     return Blurred()
+
+
+class ShuffledGroups(nn.Module):
+    """Channels shuffled between two convolutions with groups, which leaves as many units in a group as groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = 3
+        self.stem = conv(3, 12)
+        self.first, self.second = conv(12, 27, 1, groups=3), conv(27, 12, 1, groups=3)
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        y = self.first(x).relu()
+        y = y.view(len(y), self.groups, y.shape[1] // self.groups, *y.shape[2:]).transpose(1, 2).reshape(y.shape)
+        return self.out((x + self.second(y)).mean((2, 3)))
+
+
+@topology(2, 3, 4, 4)
+def shuffled_groups() -> nn.Module:
+    return ShuffledGroups()
+
+
+class SilencedThird(nn.Module):
+    """One layer makes three parts; the middle third of its bias, found by its count of elements, is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.out = nn.Linear(5, 24), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.parts.bias.clone()
+        third = bias.numel() // 3
+        bias[third : 2 * third].zero_()
+        first, second, last = F.linear(x, self.parts.weight, bias).chunk(3, -1)
+        return self.out(first.tanh() * second + last)
+
+
+@topology(2, 5)
+def silenced_third() -> nn.Module:
+    return SilencedThird()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import sys
@@ -21,21 +22,30 @@ from anysize.elastic.skeleton import copied
 from anysize.elastic.tracing import rules  # noqa: F401 - a rule is known once its module is loaded
 from anysize.elastic.tracing.classes import Classes
 from anysize.elastic.tracing.modules import wrap_leaf
-from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in, compared
+from anysize.elastic.tracing.sizes import Attribute, Extent, SizeNote, TracedInt, attributes_in, compared, has_extent
 from anysize.elastic.tracing.tracer import Heads, Tracer
 from anysize.elastic.tracing.values import known_values, on_meta, plainly
 
-_FACTORIES = frozenset(f"{prefix}{name}" for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")) | {
-    "rand",
-    "randn",
-    "arange",
-}
-
-
-_RESHAPES = frozenset(("view", "reshape", "expand", "_unsafe_view", "broadcast_to"))
-
-
+_FACTORIES = ("zeros", "ones", "full", "empty")
 _SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One call of a torch function by Python code, and its result."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+    def get(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument by place or by name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def axis(self, place: int) -> int:
+        """The axis named `dim`, counted from the first."""
+        return int(self.get(place, "dim", 0)) % int(self.args[0].dim())
 
 
 class SizeWatch(TorchFunctionMode):
@@ -47,51 +57,82 @@ class SizeWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self.tracer.cut_by_size = name == "__getitem__" and _cut_by_size(args[1])
         result = func(*args, **kwargs)
         if self.tracer.paused:
             return result
-        name = getattr(func, "__name__", "")
-        if func == _SHAPE or name == "size":
-            return self._asked(args[0], result, args[1:], kwargs)
-        if isinstance(result, Tensor) or name in ("split", "split_with_sizes"):
+        if func == _SHAPE or name in ("size", "numel", "nelement"):
+            return self._asked(args[0], result, args[1:], kwargs, count=name in ("numel", "nelement"))
+        if name in _NOTERS and (isinstance(result, Tensor) or name.startswith("split")):
+            if not args:  # all by keyword
+                args = [value for key, value in kwargs.items() if key in ("input", "tensor", "self")]
             with self.tracer.pause(), plainly():
-                self._given(name, args, kwargs, result)
+                _NOTERS[name](self, _Given(name, args, kwargs, result))
         return result
 
-    def _asked(self, tensor: Tensor, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _asked(
+        self, tensor: Tensor, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, count: bool
+    ) -> Any:
         with self.tracer.pause(), plainly():
             extents = self.tracer.extents(tensor)
             whole = [TracedInt(e.size, e) if e.planes else e.size for e in extents]
+        if count:
+            return math.prod(sorted(whole, key=lambda size: isinstance(size, TracedInt)))  # plain sizes first
         if isinstance(result, int):
             return whole[kwargs.get("dim", args[0] if args else 0)]
         return torch.Size(whole)
 
-    def _given(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        if not args:  # all by keyword
-            args = [value for key, value in kwargs.items() if key in ("input", "tensor", "self")]
-        if name in _FACTORIES:
-            sizes = args[1:] if name.startswith("new_") else args
-            named = _counted(args, kwargs) if name == "arange" else _listed(sizes, kwargs.get("size"))
-            self._made(named, result)
-        elif name in _RESHAPES:
-            self._sized(_listed(args[1:], kwargs.get("shape", kwargs.get("size"))), result, 0)
-        elif name == "unflatten":
-            sizes = _listed(args[2:], kwargs.get("sizes"))
-            self._sized(sizes, result, int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % args[0].dim())
-        elif name in ("layer_norm", "rms_norm"):
-            sizes = _listed(args[1:2], kwargs.get("normalized_shape"))
-            self._sized(sizes, args[0], args[0].dim() - len(sizes))
-        elif name in ("split", "split_with_sizes"):
-            self._parted(args, kwargs, result)
-        elif name in ("conv1d", "conv2d", "conv3d"):
-            groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
-            if groups == args[0].shape[1]:
-                self._sized([groups], args[0], 1)
-        elif name == "narrow":
-            size = args[3] if len(args) > 3 else kwargs.get("length")
-            self._sized([size], result, int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % args[0].dim())
-        elif name == "__getitem__":
-            self._cut(args[0], args[1])
+    def made_anew(self, given: _Given) -> None:
+        """A factory: the sizes."""
+        sizes = given.args[1:] if given.name.startswith("new_") else given.args
+        self._made(_listed(sizes, given.kwargs.get("size")), given.result)
+
+    def counted(self, given: _Given) -> None:
+        """A range: its length."""
+        self._made(_counted(given.args, given.kwargs), given.result)
+
+    def reshaped(self, given: _Given) -> None:
+        """A view or an expansion: the new sizes."""
+        named = given.kwargs.get("shape", given.kwargs.get("size"))
+        self._sized(_listed(given.args[1:], named), given.result, 0)
+
+    def unflattened(self, given: _Given) -> None:
+        """One axis cut into several: their sizes."""
+        self._sized(_listed(given.args[2:], given.kwargs.get("sizes")), given.result, given.axis(1))
+
+    def normalised(self, given: _Given) -> None:
+        """A norm over the last axes: their sizes."""
+        sizes = _listed(given.args[1:2], given.kwargs.get("normalized_shape"))
+        self._sized(sizes, given.args[0], given.args[0].dim() - len(sizes))
+
+    def parted(self, given: _Given) -> None:
+        """A split: the size of each part."""
+        sizes = given.get(1, "split_size_or_sections", given.kwargs.get("split_size"))
+        listed = [sizes] * len(given.result) if isinstance(sizes, int) else list(sizes or ())
+        for size, part in zip(listed, given.result):
+            self._sized([size], part, given.axis(2))
+
+    def convolved(self, given: _Given) -> None:
+        """A depthwise convolution: its groups are the channels."""
+        groups = given.get(6, "groups", 1)
+        if groups == given.args[0].shape[1]:
+            self._sized([groups], given.args[0], 1)
+
+    def narrowed(self, given: _Given) -> None:
+        """A part of one axis: its length."""
+        self._sized([given.get(3, "length")], given.result, given.axis(1))
+
+    def indexed(self, given: _Given) -> None:
+        """Slices: where those with known bounds begin and end."""
+        tensor, index = given.args
+        entries = _by_axis(index if isinstance(index, tuple) else (index,), tensor.dim())
+        for extent, entry in zip(self.tracer.extents(tensor), entries):
+            bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
+            for bound in bounds:
+                if isinstance(bound, TracedInt) and 0 < bound <= extent.size:
+                    cut = Extent(extent.planes, extent.axis, extent.size, int(bound))
+                    self.tracer.notes.append(SizeNote(bound.expression, cut))
 
     def _sized(self, sizes: Sequence[Any], tensor: Tensor, start: int) -> None:
         """Note that axis `start + i` of a tensor has the size `sizes[i]`, unless that size only follows others."""
@@ -116,22 +157,27 @@ class SizeWatch(TorchFunctionMode):
             self.tracer.put(tensor, planes, neutral=True)
         self._sized(sizes, tensor, 0)
 
-    def _parted(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        given = args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size"))
-        axis = int(kwargs.get("dim", args[2] if len(args) > 2 else 0)) % args[0].dim()
-        sizes = [given] * len(result) if isinstance(given, int) else list(given or ())
-        for size, part in zip(sizes, result):
-            self._sized([size], part, axis)
 
-    def _cut(self, tensor: Tensor, index: Any) -> None:
-        """Note where slices with known bounds begin and end."""
-        entries = _by_axis(index if isinstance(index, tuple) else (index,), tensor.dim())
-        for extent, entry in zip(self.tracer.extents(tensor), entries):
-            bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
-            for bound in bounds:
-                if isinstance(bound, TracedInt) and 0 < bound <= extent.size:
-                    cut = Extent(extent.planes, extent.axis, extent.size, int(bound))
-                    self.tracer.notes.append(SizeNote(bound.expression, cut))
+_NOTERS: dict[str, Callable[[SizeWatch, _Given], None]] = {
+    **dict.fromkeys((f"{prefix}{name}" for prefix in ("", "new_") for name in _FACTORIES), SizeWatch.made_anew),
+    **dict.fromkeys(("rand", "randn"), SizeWatch.made_anew),
+    **dict.fromkeys(("view", "reshape", "expand", "_unsafe_view", "broadcast_to"), SizeWatch.reshaped),
+    **dict.fromkeys(("layer_norm", "rms_norm"), SizeWatch.normalised),
+    **dict.fromkeys(("split", "split_with_sizes"), SizeWatch.parted),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), SizeWatch.convolved),
+    "arange": SizeWatch.counted,
+    "unflatten": SizeWatch.unflattened,
+    "narrow": SizeWatch.narrowed,
+    "__getitem__": SizeWatch.indexed,
+}
+"""The functions that are given sizes, and what each says of them."""
+
+
+def _cut_by_size(index: Any) -> bool:
+    """Whether all bounds of an index's slices come from the size of an axis of units, as `b[: b.numel() // 3]`."""
+    entries = index if isinstance(index, tuple) else (index,)
+    bounds = [bound for entry in entries if isinstance(entry, slice) for bound in (entry.start, entry.stop) if bound]
+    return bool(bounds) and all(isinstance(bound, TracedInt) and has_extent(bound.expression) for bound in bounds)
 
 
 def _by_axis(entries: Sequence[Any], dims: int) -> list[Any]:

@@ -112,11 +112,14 @@ def _pad(tracer: Tracer, call: Call) -> None:
 
 @rule("slice")
 def _slice(tracer: Tracer, call: Call) -> None:
-    """A slice of a stored tensor fixes that axis: a later call may use what this one leaves out."""
+    """A slice of a stored tensor fixes that axis, unless its bounds follow a size.
+
+    A later call may use what this one leaves out.
+    """
     source = call.args[0]
     labels = tracer.labels(source)
     axis = int(call.bound()["dim"]) % source.dim()
-    if labels.static and source.shape[axis] != call.results()[0].shape[axis]:
+    if labels.static and not tracer.cut_by_size and source.shape[axis] != call.results()[0].shape[axis]:
         for plane in labels.planes:
             tracer.fix_along(plane, axis)
     whole = [plane for plane in labels.planes if plane.shape[axis] == 1]
@@ -629,11 +632,12 @@ class GroupedLanes:
 def _grouped_convolution(tracer: Tracer, lanes: GroupedLanes, made: int) -> Tensor | None:
     """The labels of the output channels; either whole convolution groups are elastic, or channels within every one.
 
+    On a tie channels are: then both axes of the weight shrink, and not only the first.
     Where whole groups are, the `made` channels of each follow it, also if the forward builds the weight.
     """
     groups, given = lanes.groups, lanes.given
     grid = given.reshape(groups, -1) if given is not None else None
-    by_group = grid is not None and varying(tracer.settle(grid)) == (0,)
+    by_group = grid is not None and varying(tracer.settle(grid, tie="inner")) == (0,)
     full = lanes.rows.reshape(groups, -1) if lanes.rows is not None else None
     shared = lanes.columns
     if full is not None:

@@ -74,6 +74,13 @@ def attributes_in(expression: Expression) -> frozenset[str]:
     return frozenset()
 
 
+def has_extent(expression: Expression) -> bool:
+    """Whether an expression depends on the size of an axis of units."""
+    if isinstance(expression, Arithmetic):
+        return has_extent(expression.left) or has_extent(expression.right)
+    return isinstance(expression, Extent)
+
+
 class TracedInt(int):
     """An int that behaves like any other and remembers the expression that made it."""
 

@@ -25,6 +25,7 @@ from anysize.elastic.tracing.values import plainly
 from anysize.errors import ModelError
 
 Heads = Literal["within", "whole"]
+Tie = Literal["outer", "inner"]
 
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -125,6 +126,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.classes = classes
         self.heads = heads
         self.paused = False
+        self.cut_by_size = False  # whether a slice that is being taken has bounds which follow a size
         self.stack: list[str] = [""]
         self.grids: list[Tensor] = []
         self.notes: list[SizeNote] = []
@@ -277,8 +279,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return plane
         return self.unite_along(plane, axis)
 
-    def _elastic_axis(self, plane: Tensor, met: frozenset[int]) -> int:
-        """The axis of a grid that stays elastic: the one with the most distinct slices, on a tie the outer one.
+    def _elastic_axis(self, plane: Tensor, met: frozenset[int], tie: Tie) -> int:
+        """The axis of a grid that stays elastic: the one with the most distinct slices, on a tie the one named.
 
         Where the grid meets planes that vary along the axes `met`, the choice of heads comes first: "within"
         keeps the last axis if it is in `met`, "whole" the first if all its slices are distinct.
@@ -289,14 +291,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return axes[-1]
         if self.heads == "whole" and met and counts[axes[0]] == plane.shape[axes[0]]:
             return axes[0]
-        return max(counts, key=lambda axis: (counts[axis], -axis))
+        return max(counts, key=lambda axis: (counts[axis], axis if tie == "inner" else -axis))
 
-    def settle(self, plane: Tensor, met: frozenset[int] = frozenset()) -> Tensor:
+    def settle(self, plane: Tensor, met: frozenset[int] = frozenset(), tie: Tie = "outer") -> Tensor:
         """The plane after reducing its variation to at most one axis."""
         plane = self.compact(plane)
         if len(varying(plane)) < 2:
             return plane
-        elastic = self._elastic_axis(plane, met)
+        elastic = self._elastic_axis(plane, met, tie)
         return self.unite_along(plane, *(axis for axis in varying(plane) if axis != elastic))
 
     def settle_grids(self) -> None:
