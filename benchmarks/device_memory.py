@@ -21,13 +21,31 @@ OUT = Path(__file__).with_name("device_memory.json")
 CAPACITIES = [0.2, 1.0]
 IMAGES = {"model": {"input": [3, 32, 32]}, "task": {"classes": 10}}
 TOKENS = {"model": {"input": [128]}, "task": {"name": "next-token", "classes": 128}}
-NETWORKS: dict[str, dict[str, Any]] = {
-    "small-cnn": {**IMAGES, "training": {"batch_size": 32}},
-    "resnet18": {**IMAGES, "training": {"batch_size": 32}},
-    "vit-tiny": {**IMAGES, "training": {"batch_size": 32}},
-    "device_memory:gpt": {**TOKENS, "training": {"batch_size": 16}},
-    "char-lstm": {**TOKENS, "training": {"batch_size": 64}},
+OWN = "device_memory:gpt"
+
+
+def trained(name: str, about: dict[str, Any], batch_size: int, **options: Any) -> dict[str, Any]:
+    """The tables of an experiment with a network."""
+    model = {**about["model"], "name": name, "options": options}
+    return {**about, "model": model, "training": {"batch_size": batch_size}}
+
+
+NETWORKS = {
+    "small-cnn": trained("small-cnn", IMAGES, 32),
+    "resnet18": trained("resnet18", IMAGES, 32),
+    "vit-tiny": trained("vit-tiny", IMAGES, 32),
+    "gpt": trained(OWN, TOKENS, 16),
+    "char-lstm": trained("char-lstm", TOKENS, 64),
 }
+"""The constants of `anysize.cost.memory` come from these."""
+OTHERS = {
+    "mlp": trained("mlp", IMAGES, 64, hidden=[2048, 1024]),
+    "vgg11": trained("vgg11", IMAGES, 64),
+    "resnet20": trained("resnet20", IMAGES, 128),
+    "gpt, narrow and deep": trained(OWN, TOKENS, 8, width=192, depth=12, heads=3),
+    "text-lstm": trained("text-lstm", TOKENS, 32),
+}
+"""These are only predicted."""
 DATA = """
 import anysize as az
 import torch
@@ -79,11 +97,10 @@ def message(name: str, capacity: float, folder: Path) -> None:
     from anysize.runs.experiment import Experiment
     from anysize.wire import dump
 
-    about = NETWORKS[name]
+    about = {**NETWORKS, **OTHERS}[name]
     tables = {
         **about,
         "data": {"name": "devices"},
-        "model": {**about["model"], "name": name},
         "method": {"name": "heterofl" if capacity < 1 else "fedavg"},
         "devices": {"capacities": [capacity]},
         "tricks": {"classwise_head": False},
@@ -104,7 +121,7 @@ def message(name: str, capacity: float, folder: Path) -> None:
     shape, tokens = about["model"]["input"], json.dumps("name" in about["task"])
     (folder / "device.toml").write_text(
         f'name = "board"\nserver = "localhost:9092"\ndata = "own_frames:load"\ncapacity = {capacity}\n'
-        f'options = {{ shape = {shape}, tokens = {tokens}, count = 128 }}\nallow = ["device_memory:gpt"]\n'
+        f'options = {{ shape = {shape}, tokens = {tokens}, count = 128 }}\nallow = ["{OWN}"]\n'
     )
 
 
@@ -135,10 +152,8 @@ def main() -> None:
     from anysize.runs.runner import environment
 
     found: dict[str, Any] = {"environment": environment(), "networks": {}}
-    for name in NETWORKS:
-        found["networks"][name.partition(":")[2] or name] = {
-            str(capacity): measured(name, capacity) for capacity in CAPACITIES
-        }
+    for name in (*NETWORKS, *OTHERS):
+        found["networks"][name] = {str(capacity): measured(name, capacity) for capacity in CAPACITIES}
     OUT.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
 

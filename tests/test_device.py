@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import anysize as az
 import small
 from anysize import config as configs
+from anysize.client import process
 from anysize.config.tables import ExperimentConfig
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig
@@ -285,14 +286,35 @@ def test_more_classes_than_the_data_shows_can_be_declared() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_without_the_compiler_gets_it_once_something_asks_for_more_than_an_exclusion() -> None:
+def test_a_process_without_compiler_and_algebra_gets_them_once_something_needs_them() -> None:
     code = (
         "import sys, torch\n"
-        "from anysize.client.process import spare_compiler\n"
-        "spare_compiler()\n"
-        "x = torch.ones(3, device='meta')\n"
-        "print((x + x).shape, 'torch._dynamo.utils' in sys.modules)\n"
-        "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)), 'torch._dynamo.utils' in sys.modules)\n"
+        "from anysize.client.process import spare_modules\n"
+        "spare_modules()\n"
+        "loaded = lambda: ['torch._dynamo.utils' in sys.modules, 'sympy.core' in sys.modules]\n"
+        "x = torch.ones(3, 4, device='meta')\n"
+        "print((x.normal_() + x)[1].shape, loaded())\n"
+        "print(torch.compile(lambda x: x + 1, backend='eager', dynamic=True)(torch.ones(2)), loaded())\n"
+        "sizes = {0: torch.export.Dim('n', min=2, max=9)}\n"
+        "made = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=(sizes,))\n"
+        "print(made.module()(torch.ones(7, 3)).shape)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "torch.Size([3]) False\ntensor([2., 2.]) True\n"
+    assert done.stdout == ("torch.Size([4]) [False, False]\ntensor([2., 2.]) [True, True]\ntorch.Size([7, 2])\n")
+
+
+@pytest.mark.parametrize("name", process._ON_PLAIN_VALUES)
+def test_plain_values_are_judged_as_pytorch_judges_them(name: str) -> None:
+    from torch.fx.experimental import symbolic_shapes
+
+    examples: dict[str, list[tuple[Any, ...]]] = {
+        "is_nested_int": [(3,), (True,), (2.5,)],
+        "has_guarding_hint": [(3,), (True,)],
+        "guarding_hint_or_throw": [(3,), (True,), (False,)],
+        "free_unbacked_symbols": [(torch.ones(2, 3, device="meta"),)],
+        "sym_eq": [((1, 2), [1, 2]), ((1, 2), (1, 3)), ((1,), (1, 2)), (3, 3), (3, 4)],
+        "sym_and": [(True,), (True, False), (True, True, True)],
+        "sym_or": [(False,), (False, True), (False, False)],
+    }
+    for values in examples.get(name, [(True,), (False,)]):
+        assert process._ON_PLAIN_VALUES[name](*values) == getattr(symbolic_shapes, name)(*values)

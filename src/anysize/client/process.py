@@ -1,12 +1,14 @@
-"""Settings of a process that computes: one thread, an allocator that keeps its memory, and no compiler."""
+"""Settings of a process that computes: one thread, an allocator that keeps memory, no parts of PyTorch in vain."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from types import ModuleType
 from typing import Any
 
@@ -42,28 +44,84 @@ def hold_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, _KEEP_BYTES)
 
 
-_COMPILER = "torch._dynamo"
+def spare_modules() -> None:
+    """Let PyTorch not load two of its parts only to ask them about plain values; whatever else asks for them gets them.
 
-
-def spare_compiler() -> None:
-    """Let PyTorch not load its compiler only to exclude a function from it; whatever else asks for it gets it.
-
-    An operation on the meta device asks for that exclusion. The compiler takes 38 MB of memory, and seconds on a small
-    board.
+    An operation on the meta device asks the compiler to leave a function alone, and the algebra of symbolic shapes
+    whether plain numbers are equal. The compiler takes 38 MB of memory, the algebra 27 MB, and both take seconds on a
+    small board.
     """
-    if _COMPILER not in sys.modules:
-        sys.modules[_COMPILER] = torch._dynamo = _Uncompiled(_COMPILER)
+    _stand_in("torch._dynamo", {"disable": lambda function, *args, **kwargs: function})
+    _stand_in("torch.fx.experimental.symbolic_shapes", _ON_PLAIN_VALUES)
+    _stand_in("torch.utils._sympy.functions", {"Max": max})
+    _stand_in("sympy", {}, Basic=_Nothing)
 
 
-class _Uncompiled(ModuleType):
-    """Stands for PyTorch's compiler until it is needed."""
+def _stand_in(name: str, functions: Mapping[str, Callable[..., Any]], **types: type) -> None:
+    if name in sys.modules:
+        return
+    package, _, attribute = name.rpartition(".")
+    sys.modules[name] = _StandIn(name, functions)
+    vars(sys.modules[name]).update(types)
+    if package:
+        setattr(importlib.import_module(package), attribute, sys.modules[name])
 
-    @staticmethod
-    def disable(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """The function itself: nothing compiles it."""
-        return function
+
+class _Nothing:
+    """A type of which nothing is an instance."""
+
+
+class _StandIn(ModuleType):
+    """Stands for a module until more of it is needed than its answers about plain values."""
+
+    def __init__(self, name: str, functions: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(name)
+        for about, function in functions.items():
+            setattr(self, about, self._answering(about, function))
 
     def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(_COMPILER) is self:
-            del sys.modules[_COMPILER], torch._dynamo
-        return getattr(importlib.import_module(_COMPILER), name)
+        if name.startswith("__"):  # what the import system asks for
+            raise AttributeError(name)
+        return getattr(self._module(), name)
+
+    def _module(self) -> ModuleType:
+        """The module itself, in the place of this one."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return importlib.import_module(self.__name__)
+
+    def _answering(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            symbolic = any(_is_symbolic(arg) for arg in args)
+            return getattr(self._module(), name)(*args, **kwargs) if symbolic else function(*args, **kwargs)
+
+        return answer
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride(), value.storage_offset()))
+    if isinstance(value, tuple | list):
+        return any(_is_symbolic(item) for item in value)
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_ON_PLAIN_VALUES: dict[str, Callable[..., Any]] = {
+    "expect_true": lambda value, skip=0: value,
+    "guard_or_false": _same,
+    "guard_or_true": _same,
+    "guard_size_oblivious": _same,
+    "statically_known_true": _same,
+    "statically_known_false": operator.not_,
+    "is_nested_int": lambda value: False,
+    "free_unbacked_symbols": lambda value: set(),
+    "has_guarding_hint": lambda value: True,
+    "guarding_hint_or_throw": _same,
+    "sym_eq": lambda a, b: (tuple(a) == tuple(b)) if isinstance(a, tuple | list) else a == b,
+    "sym_and": lambda *values: reduce(operator.and_, values),
+    "sym_or": lambda *values: reduce(operator.or_, values),
+}

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from anysize.client.process import hold_memory, spare_compiler
+from anysize.client.process import hold_memory, spare_modules
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
@@ -55,7 +55,7 @@ class Service:
 
     def __init__(self, file: Path) -> None:
         hold_memory()
-        spare_compiler()
+        spare_modules()
         self._file = file
         self._device = device_file.load(file)
         self._limits = own_data.check_limits(self._device)
