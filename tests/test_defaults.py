@@ -154,6 +154,7 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
         *("task.classes", "task.target", "evaluation.clients", "evaluation.calibration_proxy", "compare"),
         *(f"devices.budgets.{key}" for key in ("group", "client", *(unit.name for unit in dataclasses.fields(Budget)))),
         *("devices.groups.latencies", "adversary.strength", "aggregation.norm", "privacy.clip"),
+        "aggregation.secure_threshold",
         *(f"engine.{key}" for key in ("workers", "round_timeout", "min_clients")),
     }
     known = {"data": sources._SOURCES, "model": registry._MODELS}

@@ -99,7 +99,7 @@ def named(paths: list[Path], *keys: str) -> list[Any]:
 
 def test_all_papers_have_files_and_commands() -> None:
     assert len(FILES) >= 30
-    rooms = {"benchmark", "elf", "flanc", "lora", "prism", "splitmix", "trust", "wire"}
+    rooms = {"benchmark", "demo", "elf", "flanc", "lora", "prism", "splitmix", "trust", "wire"}
     assert {path.parent.name for path in FILES} <= rooms
     assert len(COMMANDS) >= 90
     assert all(path.read_text().startswith("# ") for path in FILES)
