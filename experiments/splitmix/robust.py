@@ -1,6 +1,6 @@
 """The robustness dial after longer training: in a federation beside FedAvg, and on one client that has all data.
 
-    python experiments/splitmix/robust.py 0 > experiments/splitmix/results/robustness-long.csv
+    python experiments/splitmix/robust.py 0 1 2 > experiments/splitmix/results/robustness-seeds.csv
 
 The arguments are seeds. Every row has a command that gives its run alone.
 """
