@@ -276,10 +276,9 @@ def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
         raise CheckpointError(f"the checkpoint {'; '.join(problems)}: another method wrote it")
     state = kind(**values)
     again, noted = flatten(state)
-    written = {
-        name for name in (*again, *noted.get(_EMPTY, [])) if name.split("/")[0] in values
-    }  # the rest are defaults
-    if written != {*tensors, *empty}:
+    names = [*again, *noted.get(_EMPTY, [])]
+    # Fields that an older version did not write have their defaults, and no names here.
+    if {name for name in names if name.split("/")[0] in values} != {*tensors, *empty}:
         raise CheckpointError("the checkpoint has names that no state has")
     return state
 
