@@ -175,6 +175,20 @@ def test_flancs_study_without_tricks() -> None:
         assert said(early, average(run, round="10")), name
 
 
+def test_prism_against_the_full_network_over_seeds() -> None:
+    found = rows("prism", "accuracy-drop")
+    names = {"full network, FedAvg": "fedavg", "PriSM in windows": "prism windows", "OrthDrop (`fedhm`)": "orthdrop"}
+    shown = table("prism", "| method | iid, 0.2 | iid, 0.4")
+    assert len(shown) == 5
+    for name, *cells in shown:
+        method = names.get(name, name.lower())
+        places = itertools.product(("iid", "dirichlet 0.1"), ("0.2", "0.4"))
+        for (split, keep), cell in zip(places, cells, strict=True):
+            where = {"method": method, "split": split, "keep": "1.0" if method == "fedavg" else keep, "size": "1.0"}
+            of_seeds = [one(found, seed=seed, **where) for seed in "012"]
+            assert said(cell.replace(" ", ","), *of_seeds), where
+
+
 def test_prism_against_the_full_network() -> None:
     found = rows("prism", "fashion-mnist-30-rounds")
     names = {
@@ -303,6 +317,19 @@ def test_splitmix_under_attack_after_longer_training() -> None:
         for level, cell in zip(("0.0", "0.2", "0.5", "0.8", "1.0"), shown[name]):
             where = {"run": run, "size": size, "robustness": level, "attack": "pgd"}
             assert said(cell, one(found, "standard", **where), one(found, "robust", **where)), where
+
+
+def test_splitmix_under_attack_over_seeds() -> None:
+    found = rows("splitmix", "robustness-seeds")
+    names = {"one client that has all data": "one client with all data", "federation": "splitmix"}
+    shown = table("splitmix", "| run | width | robustness 0")
+    assert len(shown) == 4
+    for name, width, *cells in shown:
+        for level, cell in zip(("0.0", "0.2", "0.5", "0.8", "1.0"), cells, strict=True):
+            where = {"run": names[name], "size": width, "robustness": level}
+            of_seeds = [{"seed": seed, **where} for seed in "012"]
+            clean, robust = (mean(float(one(found, key, **own)) for own in of_seeds) for key in ("standard", "robust"))
+            assert said(cell, clean, robust), where
 
 
 def test_splitmix_by_classes() -> None:
