@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +42,8 @@ def finished(file: Path, folder: Path) -> Iterator[dict[str, object]]:
     """A row for every finished cell and size."""
     from anysize.comparisons.compare import compare_runs
     from anysize.comparisons.statistics import best
+    from anysize.records.directory import saved_environment
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
     name = file.resolve().relative_to(ROOT.resolve())
     for outcome in compare_runs([folder]).outcomes:
         about = {
@@ -54,7 +53,7 @@ def finished(file: Path, folder: Path) -> Iterator[dict[str, object]]:
             "learning_rate": outcome.tuned.get("training.learning_rate", outcome.config.training.learning_rate),
             "hours": round(sum(event["seconds"] for event in outcome.rounds) / 3600, 3),
             "machine": _machine(),
-            "commit": commit.strip(),
+            "commit": saved_environment(outcome.directory).get("revision", ""),
             "command": f"anysize compare {name} --only '{outcome.path}'",
         }
         for size, curve in outcome.curves.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,27 @@ def test_the_environment_names_versions_and_the_data(finished: az.Run) -> None:
     assert isinstance(data, az.Data)
     assert environment["data"]["checksum"] == data.checksum
     assert {"anysize", "python", "platform", "cores", "started"} <= set(environment)
+
+
+def test_the_environment_names_the_commit_of_the_experiments_folder(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path / "own"), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    file = tmp_path / "own" / "own.toml"
+    file.parent.mkdir()
+    file.write_text(
+        "rounds = 1\n[data]\nname = 'digits'\nclients = 4\n[model]\nname = 'mlp'\n[method]\nname = 'fjord'\n"
+    )
+
+    def revision(out: str) -> str | None:
+        run = az.run(file, overrides=["engine.name=inprocess"], out=tmp_path / out, progress=False)
+        return json.loads((run.directory / "environment.json").read_text())["revision"]
+
+    assert revision("without") is None
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert revision("clean") == commit[:12]
+    file.write_text(file.read_text() + "# changed\n")
+    assert revision("changed") == commit[:12] + "+"
 
 
 def test_events_begin_with_the_start_and_end_with_the_end(finished: az.Run) -> None:

@@ -1,10 +1,11 @@
-"""The cells of the paper's Table 1 and Fig. 4 at the size two cores carry: dense networks alone, and eLF.
+"""The cells of the paper's Table 1, Figs. 4 and 5 at the size two cores carry: dense networks alone, and eLF.
 
-    python experiments/elf/studies.py residual 40 0 iid noniid > experiments/elf/results/cifar10-16-residual.csv
+    python experiments/elf/studies.py residual 40 iid noniid 0 > experiments/elf/results/cifar10-16-residual.csv
 
-The arguments are a study, a number of rounds, a seed, and splits. The studies: residual (CIFAR-10 at 16 x 16, Table 1),
-combinations (the same with two depths, Fig. 4), emnist (Table 1). Residual networks have half of the paper's channels.
-Every row has a command that gives its run alone.
+The arguments are a study, a number of rounds, splits and seeds. The studies: residual (CIFAR-10 at 16 x 16, Table 1),
+combinations (the same with two depths, Fig. 4), emnist (Table 1), fashion (Fashion-MNIST, Table 1, Figs. 4 and 5),
+short (zeros and holders on a small residual network, with masks and without). Residual networks have half of the
+paper's channels. Every row has a command that gives its run alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,13 +69,42 @@ def emnist(split: str) -> Iterator[Cell]:
         yield Cell(name, file, [f"method.average={average}"], f"emnist-{split}")
 
 
-STUDIES = {"residual": residual, "combinations": pairs, "emnist": emnist}
+def fashion(split: str) -> Iterator[Cell]:
+    """Each plain network alone; eLF by what stands for removed blocks; iid also two depths, FedProx and FedMAX."""
+    part, file, table = "data.fraction=0.25", f"fashion-{split}.toml", f"fashion-{split}"
+    holders = [part, "method.average=holders"]
+    for name, blocks in PLAIN.items():
+        yield Cell(name, "fashion-fixed.toml", [part, f"model.options.blocks={blocks}", *skewed(split, 5)])
+    yield Cell("elf zeros", file, [part, "method.average=all"], table)
+    yield Cell("elf identity", file, [part, "method.average=all", "method.fill=identity"], table)
+    yield Cell("elf holders", file, holders, table)
+    if split != "iid":
+        return
+    for small, large in combinations(PLAIN, 2):
+        groups = ",".join(f'{{name="{name}",depth={PLAIN[name]}}}' for name in (small, large))
+        two = [*holders, "devices.clients_per_round=[5,5]", f"devices.groups=[{groups}]"]
+        yield Cell(f"elf holders {small} + {large}", file, two, f"fashion-{small}-{large}")
+    proximal = [*holders, "tricks.proximal=200", "tricks.proximal_form=mean"]
+    yield Cell("elf holders fedprox", file, proximal, "fashion-proximal")
+    yield Cell("elf holders fedmax", file, [*holders, "tricks.max_entropy=10"], "fashion-entropy")
+
+
+def short(split: str) -> Iterator[Cell]:
+    """Zeros and holders on three depths of ResNet-20, with half of all weights masked and with none."""
+    for (name, average), masked in product({"zeros": "all", "holders": "holders"}.items(), (True, False)):
+        masks = [] if masked else ["method.sparsities=[0.0]", "method.proxy=0"]
+        label = f"elf {name}" if masked else f"elf {name} no masks"
+        changes = [f"data.split={split}", f"method.average={average}", *masks]
+        yield Cell(label, "cifar10-16-short.toml", changes, "short" if masked else "short-dense")
+
+
+STUDIES = {"residual": residual, "combinations": pairs, "emnist": emnist, "fashion": fashion, "short": short}
 
 
 def rows(split: str, cell: Cell, rounds: str, seed: str) -> Iterator[str]:
     """A row for each evaluated round and size of one run."""
     table = [f"method.table={cell.table}-{seed}.table.safetensors"] if cell.table else []
-    changes = [*cell.changes, *table, f"rounds={rounds}", f"seed={seed}", "evaluate_every=20", "engine.name=inprocess"]
+    changes = [*cell.changes, *table, f"rounds={rounds}", f"seed={seed}", "evaluate_every=10", "engine.name=inprocess"]
     sets = " ".join(f"--set {shlex.quote(change)}" for change in changes).replace('"', '""')
     with tempfile.TemporaryDirectory() as folder, one_thread():
         history = az.run(HERE / cell.file, overrides=changes, out=Path(folder) / "run", progress=False).history
@@ -86,13 +116,15 @@ def rows(split: str, cell: Cell, rounds: str, seed: str) -> Iterator[str]:
             yield f'{about},"anysize run experiments/elf/{cell.file} {sets}"'
 
 
-def main(study: str, rounds: str, seed: str, splits: list[str]) -> None:
+def main(study: str, rounds: str, more: list[str]) -> None:
+    seeds = [word for word in more if word.isdigit()]
+    splits = [word for word in more if not word.isdigit()]
     print("split,method,seed,round,network,accuracy,hours,command", flush=True)
-    for split in splits:
+    for seed, split in product(seeds, splits):
         for cell in STUDIES[study](split):
             for row in rows(split, cell, rounds, seed):
                 print(row, flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], sys.argv[4:])
+    main(*sys.argv[1:3], sys.argv[3:])

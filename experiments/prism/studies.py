@@ -1,4 +1,4 @@
-"""Accuracies over seeds: against full-model training, by local epochs (Fig. 10) and by active clients (Fig. 11).
+"""Accuracies over seeds: against full-model training, by sampling (Table 5), local epochs and clients (Figs. 10, 11).
 
     python experiments/prism/studies.py local-epochs 0 1 2 > experiments/prism/results/local-epochs.csv
 
@@ -24,10 +24,18 @@ METHODS = {
     "fedavg": ['method={name="fedavg"}', "devices.capacities=[1.0]"],
     "prism": [],
     "prism windows": ["method.channels=windows"],
+    "prism kept": ["method.dropped=kept"],
     "origdrop": ['method={name="origdrop"}'],
     "orthdrop": ['method={name="fedhm"}'],
+    "splitmix": ['method={name="splitmix"}'],
+    "heterofl": ['method={name="heterofl"}'],
+    "prism kept softmax": ["method.dropped=kept", "method.kappa=2.5", "method.sampling=softmax"],
+    "prism kept uniform": ["method.dropped=kept", "method.kappa=2.5", "method.sampling=uniform"],
+    "prism kept top": ["method.dropped=kept", "method.kappa=2.5", "method.sampling=top"],
 }
+COMPARED = tuple(method for method in METHODS if not method.startswith("prism kept "))  # with full-model training
 SAMPLED = ("fedavg", "prism", "prism windows")  # of Figs. 10 and 11
+SHORT = ["data.fraction=0.25", "rounds=30", "evaluate_every=30"]  # on Fashion-MNIST
 PRODUCT = 24  # rounds times local epochs of Fig. 10
 
 
@@ -45,10 +53,16 @@ class Cell(NamedTuple):
 
 def accuracy_drop() -> Iterator[Cell]:
     """Every method at 0.2 and 0.4, after 30 rounds on a quarter of Fashion-MNIST."""
-    short = ["data.fraction=0.25", "rounds=30", "evaluate_every=30"]
-    for keep, split, method in product((0.2, 0.4), SPLITS, METHODS):
+    for keep, split, method in product((0.2, 0.4), SPLITS, COMPARED):
         if method != "fedavg" or keep == 0.2:
-            yield Cell("fashion-mnist.toml", split, method, at(method, keep), 2, 10, short)
+            yield Cell("fashion-mnist.toml", split, method, at(method, keep), 2, 10, SHORT)
+
+
+def sampling() -> Iterator[Cell]:
+    """Table 5: how kernels are drawn, where there are more than a client may hold."""
+    for method in METHODS:
+        if method.startswith("prism kept"):
+            yield Cell("fashion-mnist.toml", "iid", method, 0.2, 2, 10, SHORT)
 
 
 def local_epochs() -> Iterator[Cell]:
@@ -71,7 +85,12 @@ def at(method: str, keep: float) -> float:
     return 1.0 if method == "fedavg" else keep
 
 
-STUDIES = {"accuracy-drop": accuracy_drop, "local-epochs": local_epochs, "active-clients": active_clients}
+STUDIES = {
+    "accuracy-drop": accuracy_drop,
+    "sampling": sampling,
+    "local-epochs": local_epochs,
+    "active-clients": active_clients,
+}
 
 
 def rows(cell: Cell, seed: str) -> Iterator[str]:
@@ -84,9 +103,15 @@ def rows(cell: Cell, seed: str) -> Iterator[str]:
     command = f"anysize run experiments/prism/{cell.file} {sets}".replace('"', '""')
     with tempfile.TemporaryDirectory() as folder, one_thread():
         run = az.run(HERE / cell.file, overrides=more, out=Path(folder) / "run", progress=False)
-        for size, accuracy in run.history[-1]["accuracy"].items():
+        for size, accuracy in measured(run, cell.method).items():
             about = f"{cell.split},{cell.method},{cell.keep},{cell.epochs},{cell.active},{run.round},{seed}"
             yield f'{about},{size},{accuracy:.4f},"{command}"'
+
+
+def measured(run: az.Run, method: str) -> dict[str, float]:
+    """The accuracy of each evaluated size; of Split-Mix, which trains one base, also that of all bases together."""
+    found = dict(run.history[-1]["accuracy"])
+    return found | {"1.0": run.evaluate("1.0")["1.0"]["accuracy"]} if method == "splitmix" else found
 
 
 def main(study: str, more: list[str]) -> None:

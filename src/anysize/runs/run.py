@@ -286,9 +286,9 @@ class Run:
         return self.experiment.cost(size, state=self.state)
 
     def evaluate(
-        self, sizes: Sequence[float | str] | None = None, robustness: float | None = None
+        self, sizes: Sequence[float | str] | float | str | None = None, robustness: float | None = None
     ) -> dict[str, dict[str, float]]:
-        """The metrics of the customised networks on the test set, by size label; any size, trained or not."""
+        """The metrics of the customised networks on the test set, by size label; any sizes, trained or not."""
         test, batch = evaluation_part(self.experiment), self.config.evaluation.batch_size
         wanted = self._wanted(sizes, robustness)
         context, method = self.experiment.context, self.experiment.method
@@ -299,14 +299,14 @@ class Run:
 
     def attack(
         self,
-        sizes: Sequence[float | str] | None = None,
+        sizes: Sequence[float | str] | float | str | None = None,
         robustness: float | None = None,
         kind: Literal["pgd", "auto"] | None = None,
     ) -> dict[str, list[Json]]:
         """The metric per size label and level of robustness, on clean test samples and on the same under attack.
 
         Args:
-            sizes: labels or widths; by default those that were trained.
+            sizes: one or several labels or widths; by default those that were trained.
             robustness: one level; by default those that the experiment names.
             kind: the kind of attack; by default the experiment's, or "pgd" if it has none.
         """
@@ -320,7 +320,9 @@ class Run:
             strength = options.model_copy(update={"attack": chosen})
             return under_attack(context, method, self.state, test, statistics, strength, wanted)
 
-    def _wanted(self, sizes: Sequence[float | str] | None, robustness: float | None) -> list[Size]:
+    def _wanted(self, sizes: Sequence[float | str] | float | str | None, robustness: float | None) -> list[Size]:
+        if isinstance(sizes, float | str):
+            sizes = [sizes]
         chosen = self.sizes if sizes is None else [self.size(size) for size in sizes]
         return [self._robust(size, robustness) for size in chosen]
 

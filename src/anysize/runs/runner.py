@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -556,6 +557,7 @@ class _Runner:
         data, folder = self._experiment.data, self._experiment.config.folder
         source = {"checksum": data.checksum, "source": data.source} if data is not None else {"source": "devices"}
         about = environment() | {"data": source, "folder": None if folder is None else str(folder.resolve())}
+        about["revision"] = None if folder is None else _revision(folder)
         about["id"] = uuid.uuid4().hex
         # In this order, since a config.toml alone could belong to anything.
         directories.write_text(self._directory / ENVIRONMENT, json.dumps(about, indent=1) + "\n")
@@ -642,6 +644,16 @@ def environment() -> Json:
         "cores": os.cpu_count(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _revision(folder: Path) -> str | None:
+    """The Git commit of the experiment's folder, with "+" if tracked files there differ from it; None without Git."""
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
 
 
 def engine_kind(name: str) -> Callable[[Experiment, Mapping[int, Tensors], int | None], Engine]:
