@@ -175,11 +175,11 @@ RESULTS = (
         "experiments/flanc/README.md",
     ),
     Results(
-        "experiments/prism/results/fashion-mnist-30-rounds.csv",
+        "experiments/prism/results/accuracy-drop.csv",
         "a quarter of Fashion-MNIST, iid, keep ratio 0.2, 30 rounds",
         "experiments/prism/README.md",
         {"split": "iid", "keep": "0.2"},
-        labels={"prism": "prism zero"},
+        labels={"fedhm": "orthdrop"},
     ),
     Results(
         "experiments/lora/results/shakespeare.csv",

@@ -395,7 +395,7 @@ def test_debug_shows_the_traceback_too(call: Call, source: Path, tmp_path: Path)
 ELSEWHERE: dict[str, tuple[list[str], str]] = {
     "no file": (["run", "nowhere.toml"], "no such experiment file"),
     "no option": (["plan", "{source}", "--bogus"], "No such option"),
-    "no command": (["runn"], "No such command"),
+    "no command": (["runn"], "No such command 'runn'. Did you mean 'run'?\n"),
     "both": (["run", "{source}", "--resume", "--overwrite"], "exclude each other"),
     "taken": (["run", "{source}", "--out", "{run}"], "--resume"),
     "a file": (["run", "{source}", "--out", "{source}"], "is a file"),

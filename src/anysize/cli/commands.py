@@ -67,6 +67,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

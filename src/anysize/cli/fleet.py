@@ -12,7 +12,7 @@ from anysize.errors import UsageError
 
 out = Console(highlight=False, soft_wrap=True)
 
-app = typer.Typer(name="deploy", help="Lay out a fleet of real devices.", no_args_is_help=True)
+app = typer.Typer(name="deploy", help="Lay out a fleet of real devices.", no_args_is_help=True, suggest_commands=False)
 
 Home = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.", show_default=False)]
 Device = Annotated[
