@@ -197,8 +197,7 @@ RESULTS = (
         "experiments/elf/results/cifar10-16-short.csv",
         "CIFAR-10 at 16 x 16, half of the weights masked, 20 rounds, missing entries count as zeros",
         "experiments/elf/README.md",
-        {"sparsity": "0.5", "average": "all"},
-        "elf",
+        labels={"elf": "elf zeros"},
     ),
 )
 
@@ -342,6 +341,8 @@ def measured(source: Results, name: str) -> Iterator[str]:
     """A line of the table of results, if the CSV has the method."""
     with (ROOT / source.path).open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if all(line[key] == value for key, value in source.only.items())]
+    for line in lines:
+        line.setdefault("size", line.get("network", ""))
     own = [line for line in lines if source.named == name or line.get("method") == source.labels.get(name, name)]
     by_size: dict[str, list[float]] = {}
     last = max((int(line["round"]) for line in own if "round" in line), default=None)

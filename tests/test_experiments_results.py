@@ -6,6 +6,7 @@ import csv
 import itertools
 import runpy
 import shlex
+import tomllib
 from pathlib import Path
 from statistics import mean
 
@@ -95,7 +96,7 @@ def test_elf_on_fashion_mnist() -> None:
     "name, header, networks, lines",
     [
         ("cifar10-16-residual", "| CIFAR-10, one local epoch", ("resnet14", "resnet20", "resnet32"), 6),
-        ("emnist", "| EMNIST, one local epoch", ("conv3", "conv5", "conv7"), 3),
+        ("emnist", "| EMNIST, one local epoch", ("conv3", "conv5", "conv7"), 6),
     ],
 )
 def test_elf_beside_each_network_alone(name: str, header: str, networks: tuple[str, ...], lines: int) -> None:
@@ -121,12 +122,13 @@ def test_elf_with_two_depths() -> None:
 
 def test_elf_on_residual_networks() -> None:
     found = rows("elf", "cifar10-16-short")
-    shown = table("elf", "| seed | round | zeros: ResNet8, 14, 20")
-    assert len(shown) == 6
-    for seed, number, *cells in shown:
-        for average, cell in zip(("all", "holders"), cells):
-            where = {"sparsity": "0.5", "average": average, "seed": seed, "round": number}
-            values = [one(found, size=size, **where) for size in ("resnet8", "resnet14", "resnet20")]
+    shown = table("elf", "| seed | zeros | holders")
+    methods = ("elf zeros", "elf holders", "elf zeros no masks", "elf holders no masks")
+    assert [line[0] for line in shown] == ["0", "1", "2"]
+    for seed, *cells in shown:
+        for method, cell in zip(methods, cells, strict=True):
+            where = {"method": method, "seed": seed, "round": "20"}
+            values = [one(found, network=network, **where) for network in ("resnet8", "resnet14", "resnet20")]
             assert said(cell, *values), where
 
 
@@ -171,6 +173,28 @@ def test_flancs_study_without_tricks() -> None:
         for width, cell in zip(("0.25", "0.5", "0.75", "1.0"), cells):
             assert said(cell, average(run, round="20", size=width)), (name, width)
         assert said(early, average(run, round="10")), name
+
+
+def test_parts_of_flanc() -> None:
+    """The page has the variants in the order of the file."""
+    found = rows("flanc", "parts")
+    compared = tomllib.loads((FOLDER / "flanc" / "parts.toml").read_text())["compare"]
+    cells = [
+        (setting, method["label"])
+        for setting in compared["settings"]
+        for method in compared["methods"]
+        if setting in method.get("settings", [setting])
+    ]
+    shown = table("flanc", "| variant | setting | seeds 0, 1, 2", "study.md")
+    for (setting, method), (_, where, of_seeds, overall, *widths) in zip(cells, shown, strict=True):
+        own = [row for row in found if (row["setting"], row["method"]) == (setting, method)]
+        means = [mean(float(row["accuracy"]) for row in own if row["seed"] == seed) for seed in "012"]
+        assert where == setting
+        assert said(of_seeds, *means), (setting, method)
+        assert said(overall.strip("*"), mean(means)), (setting, method)
+        for width, cell in zip(("0.25", "0.5", "0.75", "1.0"), widths, strict=True):
+            of_width = [float(row["accuracy"]) for row in own if row["size"] == width]
+            assert said(cell, mean(of_width)) if cell else not of_width, (setting, method, width)
 
 
 def test_prism_against_the_full_network_over_seeds() -> None:
@@ -244,12 +268,14 @@ def test_prism_by_local_epochs_and_active_clients(
 
 
 def test_prism_by_sampling() -> None:
-    found = rows("prism", "fashion-mnist-30-rounds")
-    names = {"importance, kappa 4": "", "softmax": " softmax", "uniform": " uniform", "top": " top"}
-    for name, *cells in table("prism", "| sampling | at 0.2"):
-        where = {"split": "iid", "keep": "0.2", "method": f"prism kept{names[name]}", "round": "30"}
-        for size, cell in zip(("0.2", "1.0"), cells):
-            assert said(cell, one(found, size=size, **where)), (name, size)
+    found = rows("prism", "sampling")
+    shown = table("prism", "| sampling | at 0.2")
+    assert len(shown) == 4
+    for name, *cells in shown:
+        method = "prism kept" if name == "importance, kappa 4" else f"prism kept {name}"
+        for size, cell in zip(("0.2", "1.0"), cells, strict=True):
+            of_seeds = [one(found, method=method, size=size, seed=seed) for seed in "012"]
+            assert said(cell.replace(" ", ","), *of_seeds), (name, size)
 
 
 def test_splitmix_by_width() -> None:
