@@ -66,6 +66,23 @@ def test_a_table_has_means_spreads_and_the_best_that_a_real_fleet_can_do() -> No
 
 
 @pytest.mark.usefixtures("small")
+def test_the_leader_of_a_size_stands_first_and_then_who_is_level_with_it_seed_by_seed() -> None:
+    with (made.RESULTS / "cifar.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    accuracy = {("0.5", "0"): 0.41, ("0.5", "1"): 0.39, ("1.0", "0"): 0.54, ("1.0", "1"): 0.56}
+    for row in [row for row in rows if row["method"] == "heterofl"]:
+        rows.append(row | {"method": "fjord", "accuracy": str(accuracy[row["size"], row["seed"]])})
+    with (made.RESULTS / "cifar.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, gathering.COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    head, _, row, *_ = made.leaders("cifar", "equal").splitlines()
+    assert head == "| CIFAR-10, 16 x 16 | smallest size | largest size |"
+    # At 0.5 heterofl leads by -1 and 3 points, within their spread of 2.8; at 1.0 by 1 and 1, so nobody is level.
+    assert row == "| iid | 0.5: `heterofl` 41.0; `fjord` | 1.0: `heterofl` 56.0 |"
+
+
+@pytest.mark.usefixtures("small")
 def test_a_figure_has_a_line_for_every_method_and_a_point_for_every_size() -> None:
     drawn = ElementTree.fromstring(made.figure("cifar", ("iid",)))
     lines = drawn.findall(".//{*}polyline")

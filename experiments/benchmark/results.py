@@ -27,6 +27,8 @@ SLICE = "heterofl"  # trains the plain slice of every width, what others' costs 
 MARKED = "†"
 DEAR = 1.5  # times the slice's training MACs: a cell above that is marked, and never counts as the best
 TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16", "digits": "Digits"}
+PAPERS = ", papers"  # ends the name of a setting in which every method has the tricks of its own paper
+LEADERS = "leaders"  # a mark of this name, or followed by PAPERS, gets the table of who leads
 MARK = re.compile(r"(<!-- benchmark: (\w+), (.+?) -->\n)(.*?)(<!-- end of benchmark -->)", re.DOTALL)
 
 
@@ -128,6 +130,46 @@ def table(name: str, setting: str) -> str:
             f"{MARKED}: training at this size costs more than {DEAR} times the MACs of `{SLICE}`; never in bold."
         )
     return "\n".join([*lines, "", " ".join(about), ""])
+
+
+def leaders(name: str, tricks: str) -> str:
+    """Who is best at every size of every setting with equal tricks, or with those of each method's paper."""
+    results = [result for result in read(name) if result.setting.endswith(PAPERS) == (tricks == "papers")]
+    settings = list(dict.fromkeys(result.setting for result in results))
+    places = max(len(sizes([result for result in results if result.setting == setting])) for setting in settings)
+    lines = [f"| {TITLES[name]} | smallest size |" + " |" * (places - 2) + " largest size |"]
+    lines.append("| --- |" + " --- |" * places)
+    for setting in settings:
+        own = [result for result in results if result.setting == setting]
+        first, *between, last = (f"{size}: {_leading(own, size)}" for size in sizes(own))
+        between += [""] * (places - 2 - len(between))
+        lines.append(f"| {' | '.join([setting.removesuffix(PAPERS), first, *between, last])} |")
+    about = [
+        "The best mean accuracy in %, then the methods that are level with it: what they are behind, seed by seed, has",
+        "a mean of at most its standard deviation. Left out: the bound, and what costs a client more than",
+        f"{DEAR} times the training MACs of `{SLICE}`.",
+    ]
+    return "\n".join([*lines, "", " ".join(about), ""])
+
+
+def _leading(results: Sequence[Result], size: str) -> str:
+    """The best method at a size, its mean, and who is level with it."""
+    found = {
+        method: own
+        for method in methods(results)
+        if method != BOUND and (own := values(results, method, size)) and not dear(results, method, size)
+    }
+    seeds = max(map(len, found.values()))
+    complete = [method for method, own in found.items() if len(own) == seeds]
+    best, *others = sorted(complete, key=lambda method: (-mean(found[method]), method))
+    level = [_shown(method) for method in others if _level(found[best], found[method])]
+    return f"{_shown(best)} {mean(found[best]):.1f}" + (f"; {', '.join(level)}" if level else "")
+
+
+def _level(best: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the lead of the best over another method is within the spread of their differences by seed."""
+    behind = [one - two for one, two in zip(best, other, strict=True)]
+    return mean(behind) <= (stdev(behind) if len(behind) > 1 else 0.0)
 
 
 def dear(results: Sequence[Result], method: str, size: str) -> bool:
@@ -296,7 +338,15 @@ def _legend(labels: Sequence[str], width: int, columns: int) -> str:
 
 def shown(page: str) -> str:
     """The page with the tables that its marks name."""
-    return MARK.sub(lambda found: found[1] + table(found[2], found[3]) + found[5], page)
+
+    def made(found: re.Match[str]) -> str:
+        if found[3] in (LEADERS, LEADERS + PAPERS):
+            own = leaders(found[2], "papers" if found[3].endswith(PAPERS) else "equal")
+        else:
+            own = table(found[2], found[3])
+        return found[1] + own + found[5]
+
+    return MARK.sub(made, page)
 
 
 def write() -> None:

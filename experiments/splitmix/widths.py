@@ -2,8 +2,8 @@
 
     python experiments/splitmix/widths.py 0 1 2 > experiments/splitmix/results/widths.csv
 
-The arguments are seeds. `accuracy` is that of the network as it ships, also for each domain; `by_test_batch` has the statistics of
-the test batch, as the paper tests. Every row has a command that gives its run alone.
+The arguments are seeds. `accuracy` is that of the network as it ships, also for each domain; `by_test_batch` has the
+statistics of the test batch, as the paper tests. Every row has a command that gives its run alone.
 """
 
 from __future__ import annotations
