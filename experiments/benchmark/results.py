@@ -12,7 +12,8 @@ import csv
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -135,35 +136,46 @@ def table(name: str, setting: str) -> str:
 def leaders(name: str, tricks: str) -> str:
     """Who is best at every size of every setting with equal tricks, or with those of each method's paper."""
     results = [result for result in read(name) if result.setting.endswith(PAPERS) == (tricks == "papers")]
-    settings = list(dict.fromkeys(result.setting for result in results))
-    places = max(len(sizes([result for result in results if result.setting == setting])) for setting in settings)
+    found = {setting: _leading(results, setting) for setting in dict.fromkeys(result.setting for result in results)}
+    places = max(map(len, found.values()))
     lines = [f"| {TITLES[name]} | smallest size |" + " |" * (places - 2) + " largest size |"]
     lines.append("| --- |" + " --- |" * places)
-    for setting in settings:
-        own = [result for result in results if result.setting == setting]
-        first, *between, last = (f"{size}: {_leading(own, size)}" for size in sizes(own))
+    for setting, by_size in found.items():
+        first, *between, last = (f"{size}: {_ranking(level)}" for size, level in by_size.items())
         between += [""] * (places - 2 - len(between))
         lines.append(f"| {' | '.join([setting.removesuffix(PAPERS), first, *between, last])} |")
+    count = Counter(method for by_size in found.values() for level in by_size.values() for method in level)
+    counted = ", ".join(f"{_shown(method)} {times}" for method, times in count.most_common())
     about = [
         "The best mean accuracy in %, then the methods that are level with it: what they are behind, seed by seed, has",
         "a mean of at most its standard deviation. Left out: the bound, and what costs a client more than",
-        f"{DEAR} times the training MACs of `{SLICE}`.",
+        f"{DEAR} times the training MACs of `{SLICE}`. Best or level, of {sum(map(len, found.values()))}: {counted}.",
     ]
     return "\n".join([*lines, "", " ".join(about), ""])
 
 
-def _leading(results: Sequence[Result], size: str) -> str:
-    """The best method at a size, its mean, and who is level with it."""
+def _leading(results: Sequence[Result], setting: str) -> dict[str, dict[str, float]]:
+    """For every size of a setting the methods that lead, the best first, with their means."""
+    own = [result for result in results if result.setting == setting]
+    return {size: _level_methods(own, size) for size in sizes(own)}
+
+
+def _level_methods(results: Sequence[Result], size: str) -> dict[str, float]:
+    """The best method at a size and those that are level with it, with their means. What lacks a seed has no place."""
     found = {
         method: own
         for method in methods(results)
         if method != BOUND and (own := values(results, method, size)) and not dear(results, method, size)
     }
     seeds = max(map(len, found.values()))
-    complete = [method for method, own in found.items() if len(own) == seeds]
-    best, *others = sorted(complete, key=lambda method: (-mean(found[method]), method))
-    level = [_shown(method) for method in others if _level(found[best], found[method])]
-    return f"{_shown(best)} {mean(found[best]):.1f}" + (f"; {', '.join(level)}" if level else "")
+    ranked = sorted((-mean(own), method) for method, own in found.items() if len(own) == seeds)
+    best = found[ranked[0][1]]
+    return {method: -top for top, method in ranked if _level(best, found[method])}
+
+
+def _ranking(level: Mapping[str, float]) -> str:
+    (best, top), *others = level.items()
+    return f"{_shown(best)} {top:.1f}" + (f"; {', '.join(_shown(method) for method, _ in others)}" if others else "")
 
 
 def _level(best: Sequence[float], other: Sequence[float]) -> bool:
