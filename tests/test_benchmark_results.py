@@ -107,6 +107,17 @@ def test_the_pages_hold_the_tables_of_the_results(page: Path) -> None:
     assert text == made.shown(text), "run: .venv/bin/python experiments/benchmark/results.py"
 
 
+def test_the_pages_count_right_where_ladder_leads() -> None:
+    found = made.leading("cifar", "equal")
+    (first, own), (_, next_own), *_ = made.counts(found).most_common()
+    words = f"best or level with the best at {own} of {sum(map(len, found.values()))} sizes"
+    guide = (FOLDER.parents[1] / "docs" / "how-to-choose.md").read_text(encoding="utf-8")
+    front = " ".join((FOLDER.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    assert first == "ladder"
+    assert words in guide
+    assert f"{words} of the benchmark below, which no other method is at more than {next_own}" in front
+
+
 @pytest.mark.parametrize("name", made.FIGURES)
 def test_the_figures_are_those_of_the_results(name: str) -> None:
     text = (made.RESULTS / f"{name}.svg").read_text(encoding="utf-8")

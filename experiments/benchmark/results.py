@@ -135,8 +135,7 @@ def table(name: str, setting: str) -> str:
 
 def leaders(name: str, tricks: str) -> str:
     """Who is best at every size of every setting with equal tricks, or with those of each method's paper."""
-    results = [result for result in read(name) if result.setting.endswith(PAPERS) == (tricks == "papers")]
-    found = {setting: _leading(results, setting) for setting in dict.fromkeys(result.setting for result in results)}
+    found = leading(name, tricks)
     places = max(map(len, found.values()))
     lines = [f"| {TITLES[name]} | smallest size |" + " |" * (places - 2) + " largest size |"]
     lines.append("| --- |" + " --- |" * places)
@@ -144,8 +143,7 @@ def leaders(name: str, tricks: str) -> str:
         first, *between, last = (f"{size}: {_ranking(level)}" for size, level in by_size.items())
         between += [""] * (places - 2 - len(between))
         lines.append(f"| {' | '.join([setting.removesuffix(PAPERS), first, *between, last])} |")
-    count = Counter(method for by_size in found.values() for level in by_size.values() for method in level)
-    counted = ", ".join(f"{_shown(method)} {times}" for method, times in count.most_common())
+    counted = ", ".join(f"{_shown(method)} {times}" for method, times in counts(found).most_common())
     about = [
         "The best mean accuracy in %, then the methods that are level with it: what they are behind, seed by seed, has",
         "a mean of at most its standard deviation. Left out: the bound, and what costs a client more than",
@@ -154,10 +152,18 @@ def leaders(name: str, tricks: str) -> str:
     return "\n".join([*lines, "", " ".join(about), ""])
 
 
-def _leading(results: Sequence[Result], setting: str) -> dict[str, dict[str, float]]:
-    """For every size of a setting the methods that lead, the best first, with their means."""
-    own = [result for result in results if result.setting == setting]
-    return {size: _level_methods(own, size) for size in sizes(own)}
+def leading(name: str, tricks: str) -> dict[str, dict[str, dict[str, float]]]:
+    """By setting and size the methods that lead, the best first, with their means."""
+    settings: dict[str, list[Result]] = {}
+    for result in read(name):
+        if result.setting.endswith(PAPERS) == (tricks == "papers"):
+            settings.setdefault(result.setting, []).append(result)
+    return {setting: {size: _level_methods(own, size) for size in sizes(own)} for setting, own in settings.items()}
+
+
+def counts(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Counter[str]:
+    """At how many sizes of all settings each method leads."""
+    return Counter(method for by_size in found.values() for level in by_size.values() for method in level)
 
 
 def _level_methods(results: Sequence[Result], size: str) -> dict[str, float]:
