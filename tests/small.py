@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sheterofl": {},
     "ladder": {},
     "fedrolex": {},
+    "fiarse": {},
     "fjord": {},
     "splitmix": {},
     "splitmix, sorted": {"sort_bases": True},

@@ -20,6 +20,7 @@ from anysize.methods import (
     FedAvg,
     FedHM,
     FedRolex,
+    FIARSE,
     FjORD,
     HeteroFL,
     Ladder,
@@ -167,6 +168,7 @@ METHODS: dict[str, Method[Any]] = {
     "fedhm": FedHM(),
     "origdrop": OrigDrop(),
     "fedrolex": FedRolex(),
+    "fiarse": FIARSE(),
     "fjord": FjORD(),
     "sheterofl": SHeteroFL(),
     "ladder": Ladder(),
@@ -236,7 +238,7 @@ RUN_TOO = ("flanc with ordered dropout", "prism with averaged momentum", "splitm
     "method, model",
     small.fast_if(
         lambda method, model: model == RUN or method == "heterofl",
-        ["heterofl", "flanc", "prism", "fedhm", "fjord", "ladder"],
+        ["heterofl", "flanc", "prism", "fedhm", "fjord", "ladder", "fiarse"],
         MODELS,
     ),
 )

@@ -18,6 +18,16 @@ A key with a dot is one of the experiment file. The others are ideas that are no
                             classes that are not the label
     rate_by_width=0.5       clients of width p multiply the learning rate by p to the power of minus this
     absent=out              classes that a client does not have are left out of its softmax, instead of zero in it
+    prior=1                 logit adjustment (Menon et al. 2021; FedLC, Zhang et al. 2022): this much of the logarithm of a
+                            client's share of each class is added to its logits; classes that it has not are left out
+    weight_by_width=1       clients of width p count p to the power of this in the mean
+    scaffold=1              SCAFFOLD (Karimireddy et al. 2020), entry by entry: this much of the difference between the
+                            mean gradient of all holders and the client's own at its last turn
+    varp=1                  FedVARP (Jhunjhunwala et al. 2022), entry by entry: clients that are not in the round count
+                            with this much of their last step
+    dyn=0.1                 FedDyn (Acar et al. 2021), entry by entry, with this strength
+    entry_momentum=0.5      server momentum of this times the fraction of the clients that hold an entry
+    pupil=0.5               of `ladder`: how much the smaller width's loss counts
 """
 
 from __future__ import annotations
@@ -44,6 +54,8 @@ from anysize.data.parts import TensorPart
 from anysize.elastic.views import Nested
 from anysize.engines.inprocess import InProcess
 from anysize.experiment.experiment import Experiment
+from anysize.methods.kit import loss_and_answers
+from anysize.methods.ladder import Ladder, Said
 from anysize.methods.mean import StreamingMean
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.runs.runner import with_momentum
@@ -95,7 +107,7 @@ def made(method: str, options: Mapping[str, str]) -> Experiment:
 
 
 def trained(
-    experiment: Experiment, decays: list[float], after_round: Callable[[Any, Any, float], None] | None
+    experiment: Experiment, decays: list[float], after_round: Callable[[Any, Any, float], Any] | None
 ) -> tuple[Any, dict[float, Any]]:
     """The state after the last round, and the averages of all states; the rounds are those of `anysize run`."""
     config, context, method, shares = experiment.config, experiment.context, experiment.method, experiment.shares
@@ -106,7 +118,7 @@ def trained(
         rate = config.training.rate(number - 1, config.rounds)
         after, _ = run_round(context, method, state, participants(experiment, number, costs), engine, rate)
         if after_round is not None:
-            after_round(state, after, rate)
+            after = after_round(state, after, rate) or after
         state, momentum = with_momentum(state, after, momentum, context.tricks.server_momentum, buffers)
         flat, note = flatten(state)
         for decay in decays:
@@ -162,12 +174,17 @@ def damped(mode: str, experiment: Experiment) -> None:
     StreamingMean.result = result  # type: ignore[method-assign]
 
 
+def reach_of(experiment: Experiment, client: int = 0) -> float:
+    """How far a constant gradient of one moves an entry in a client's round, with momentum, at rate one."""
+    training = experiment.config.training
+    steps = -(-int(experiment.shares.samples(client)) // training.batch_size)
+    return sum((1 - training.momentum**k) / (1 - training.momentum) for k in range(1, steps + 1))
+
+
 def corrected(own: str, experiment: Experiment) -> Callable[[Any, Any, float], None]:
     share, mean = float(own), dict[str, Tensor]()
-    make, take, training = work.make_optimizer, step.take_step, experiment.config.training
-    steps = -(-int(experiment.shares.samples(0)) // training.batch_size)
-    # How far a constant gradient of one moves an entry in a round of so many steps with momentum, at rate one.
-    reach = sum((1 - training.momentum**k) / (1 - training.momentum) for k in range(1, steps + 1))
+    make, take = work.make_optimizer, step.take_step
+    reach = reach_of(experiment)
 
     def make_optimizer(context: Any, method: Any, module: nn.Module, rate: float) -> torch.optim.Optimizer:
         made: Any = make(context, method, module, rate)
@@ -233,12 +250,209 @@ def without_absent(how: str, experiment: Experiment) -> None:
     objectives.masked = masked
 
 
-IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], None] | None]] = {
+def with_prior(strength: str, experiment: Experiment) -> None:
+    plain, shares = work.train, dict[str, Tensor]()
+
+    def train(context: Any, method: Any, message: SubModel, share: Any, kept: Any) -> Update:
+        counts = torch.bincount(share.train.labels().long(), minlength=context.classes).float()
+        shares["own"] = float(strength) * (counts / counts.sum()).log().clamp_min(-1e4)
+        return plain(context, method, message, share, kept)
+
+    work.train = train
+    objectives._seen = lambda task, mask: lambda output: output + shares["own"]  # type: ignore[assignment]
+
+
+def wide_count_more(power: str, experiment: Experiment) -> None:
+    plain = Update.weight
+
+    def weight(self: Update, tricks: Any) -> float:
+        return plain(self, tricks) * self.width ** float(power)
+
+    Update.weight = weight  # type: ignore[method-assign]
+
+
+class Memory:
+    """What clients remember of their last turn, and its mean over all holders of an entry, at rate one."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        context, fleet = experiment.context, experiment.fleet
+        self.own: dict[int, Tensors] = {}
+        self.mean = {name: torch.zeros_like(tensor) for name, tensor in context.start().items()}
+        self.holders = {name: torch.zeros_like(tensor) for name, tensor in self.mean.items()}
+        for client in range(len(experiment.shares)):
+            kept = context.axes.kept(experiment.size_of_group[fleet.group_of(client, 1).key].width)
+            for name, count in self.holders.items():
+                count[window(context.axes.shape(name, kept))] += 1
+
+    def replace(self, client: int, new: Tensors) -> Tensors:
+        """The difference from what the client remembered, which the mean takes over."""
+        old = self.own.get(client)
+        change = {name: tensor - old[name] if old else tensor for name, tensor in new.items()}
+        self.own[client] = new
+        for name, tensor in change.items():
+            at = window(tensor.shape)
+            self.mean[name][at] += tensor / self.holders[name][at]
+        return change
+
+
+def window(shape: Iterable[int]) -> tuple[slice, ...]:
+    return tuple(slice(size) for size in shape)
+
+
+def moved(message: SubModel, update: Update, scale: float) -> Tensors:
+    """How far a client moved each entry, over a scale, by the full network's names."""
+    return {
+        name.removeprefix("network."): (tensor - message.tensors[name]) / scale
+        for name, tensor in update.tensors.items()
+        if tensor.is_floating_point()
+    }
+
+
+def steered(correction: Callable[[int, str, Tensor], Tensor | None], learned: Callable[[SubModel, Update], None]) -> None:
+    """Adds to every gradient of a client what `correction` says, and calls `learned` after its training."""
+    plain, take, make = work.train, step.take_step, work.make_optimizer
+    at: dict[str, Any] = {}
+
+    def train(context: Any, method: Any, message: SubModel, share: Any, kept: Any) -> Update:
+        at["client"] = message.ticket.client
+        update = plain(context, method, message, share, kept)
+        learned(message, update)
+        return update
+
+    def make_optimizer(context: Any, method: Any, module: nn.Module, rate: float) -> torch.optim.Optimizer:
+        at["names"] = [(name.removeprefix("network."), parameter) for name, parameter in module.named_parameters()]
+        return make(context, method, module, rate)
+
+    def take_step(optimizer: Any) -> None:
+        for name, parameter in at["names"]:
+            more = None if parameter.grad is None else correction(at["client"], name, parameter.detach())
+            if more is not None:
+                parameter.grad = parameter.grad + more
+        take(optimizer)
+
+    work.train, work.make_optimizer, step.take_step = train, make_optimizer, take_step
+
+
+def scaffold(strength: str, experiment: Experiment) -> None:
+    memory, pending = Memory(experiment), dict[int, Tensors]()
+
+    def correction(client: int, name: str, parameter: Tensor) -> Tensor | None:
+        if client not in memory.own:
+            return None
+        return float(strength) * (memory.own[client][name] - memory.mean[name][window(parameter.shape)])
+
+    def learned(message: SubModel, update: Update) -> None:
+        client = message.ticket.client
+        scale = (message.ticket.rate or 1.0) * reach_of(experiment, client)
+        pending[client] = moved(message, update, max(scale, 1e-9))
+
+    def after_round(before: Any, after: Any, rate: float) -> None:
+        for client in list(pending):
+            memory.replace(client, pending.pop(client))
+
+    steered(correction, learned)
+    return after_round  # type: ignore[return-value]
+
+
+def varp(strength: str, experiment: Experiment) -> Callable[[Any, Any, float], Any]:
+    memory, share, plain = Memory(experiment), float(strength), work.train
+    waiting: dict[int, Tensors] = {}
+
+    def train(context: Any, method: Any, message: SubModel, data: Any, kept: Any) -> Update:
+        update = plain(context, method, message, data, kept)
+        client, rate = message.ticket.client, max(message.ticket.rate or 1.0, 1e-9)
+        waiting[client] = moved(message, update, rate)
+        old = memory.own.get(client, {})
+        tensors = dict(update.tensors)
+        for name in tensors:
+            if name.removeprefix("network.") in old:
+                tensors[name] = tensors[name] - share * rate * old[name.removeprefix("network.")]
+        return replace(update, tensors=tensors)
+
+    def after_round(before: Any, after: Any, rate: float) -> Any:
+        tensors = {n: t + share * rate * memory.mean[n] if n in memory.mean else t for n, t in after.tensors.items()}
+        for client in list(waiting):
+            memory.replace(client, waiting.pop(client))
+        return replace(after, tensors=tensors)
+
+    work.train = train
+    return after_round
+
+
+def dynamic(strength: str, experiment: Experiment) -> Callable[[Any, Any, float], Any]:
+    alpha, memory = float(strength), Memory(experiment)
+    total = {name: torch.zeros_like(tensor) for name, tensor in memory.mean.items()}
+    received: dict[str, Tensor] = {}
+    waiting: dict[int, Tensors] = {}
+
+    def correction(client: int, name: str, parameter: Tensor) -> Tensor:
+        pull = alpha * (parameter - received[name][window(parameter.shape)])
+        own = memory.own.get(client)
+        return pull if own is None else pull + alpha * own[name]
+
+    def learned(message: SubModel, update: Update) -> None:
+        waiting[message.ticket.client] = moved(message, update, 1.0)
+
+    def after_round(before: Any, after: Any, rate: float) -> Any:
+        for client, step in waiting.items():
+            old = memory.own.get(client)
+            memory.own[client] = {name: tensor + old[name] if old else tensor for name, tensor in step.items()}
+            for name, tensor in step.items():
+                at = window(tensor.shape)
+                total[name][at] += tensor / memory.holders[name][at]
+        waiting.clear()
+        tensors = {n: t + total[n] if n in total else t for n, t in after.tensors.items()}
+        received.update(tensors)
+        return replace(after, tensors=tensors)
+
+    received.update({name: tensor.clone() for name, tensor in experiment.context.start().items()})
+    steered(correction, learned)
+    return after_round
+
+
+def by_entry(strength: str, experiment: Experiment) -> Callable[[Any, Any, float], Any]:
+    holders = Memory(experiment).holders
+    share = {name: float(strength) * count / len(experiment.shares) for name, count in holders.items()}
+    speed = {name: torch.zeros_like(count) for name, count in holders.items()}
+
+    def after_round(before: Any, after: Any, rate: float) -> Any:
+        tensors = dict(after.tensors)
+        for name, old in before.tensors.items():
+            if old.is_floating_point():
+                speed[name] = share[name] * speed[name] + (tensors[name] - old)
+                tensors[name] = old + speed[name]
+        return replace(after, tensors=tensors)
+
+    return after_round
+
+
+def quiet_pupil(strength: str, experiment: Experiment) -> None:
+    def loss(self: Any, module: nn.Module, batch: Any, step: Any) -> Tensor:
+        assert isinstance(module, Nested)
+        if len(module) == 1:
+            own: Tensor = step.objective(module.network, batch)
+            return own
+        own, answers = loss_and_answers(module.network, batch, step)
+        by_labels, said = loss_and_answers(module.at(step.choose(len(module) - 1)), batch, step)
+        taught = step.distillation(Said(said), batch, answers)
+        return own + float(strength) * ((1 - self.teaching) * by_labels + self.teaching * taught)
+
+    Ladder.loss = loss  # type: ignore[method-assign]
+
+
+IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], Any] | None]] = {
     "damping": damped,
     "correction": corrected,
     "memory": remembering,
     "rate_by_width": faster_if_narrow,
     "absent": without_absent,
+    "prior": with_prior,
+    "weight_by_width": wide_count_more,
+    "scaffold": scaffold,
+    "varp": varp,
+    "dyn": dynamic,
+    "entry_momentum": by_entry,
+    "pupil": quiet_pupil,
 }
 
 

@@ -13,6 +13,7 @@ METHODS = {
     "fedavg": "FedAvg",
     "fedhm": "FedHM",
     "fedrolex": "FedRolex",
+    "fiarse": "FIARSE",
     "fjord": "FjORD",
     "flanc": "FLANC",
     "heterofl": "HeteroFL",

@@ -31,6 +31,7 @@ from anysize.methods.elf import ELF
 from anysize.methods.fedavg import FedAvg
 from anysize.methods.fedhm import FedHM
 from anysize.methods.fedrolex import FedRolex
+from anysize.methods.fiarse import FIARSE
 from anysize.methods.fjord import FjORD
 from anysize.methods.flanc import FLANC
 from anysize.methods.heterofl import HeteroFL
@@ -62,6 +63,7 @@ __all__ = [
     "FedAvg",
     "FedHM",
     "FedRolex",
+    "FIARSE",
     "Finishing",
     "FjORD",
     "HeteroFL",
