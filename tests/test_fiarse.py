@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def test_a_smaller_sub_model_lies_inside_every_larger_one() -> None:
     context = context_of(FIARSE(), [0.25, 0.5, 1.0], perceptron())
     tensors = FIARSE().init(context).tensors
     chosen = [set(important(context, tensors, width).units("0")) for width in (0.25, 0.5, 0.75, 1.0)]
-    assert all(small < large for small, large in zip(chosen, chosen[1:]))
+    assert all(small < large for small, large in pairwise(chosen))
     assert chosen[0] != {0, 1}
 
 

@@ -18,8 +18,8 @@ A key with a dot is one of the experiment file. The others are ideas that are no
                             classes that are not the label
     rate_by_width=0.5       clients of width p multiply the learning rate by p to the power of minus this
     absent=out              classes that a client does not have are left out of its softmax, instead of zero in it
-    prior=1                 logit adjustment (Menon et al. 2021; FedLC, Zhang et al. 2022): this much of the logarithm of a
-                            client's share of each class is added to its logits; classes that it has not are left out
+    prior=1                 logit adjustment (Menon et al. 2021; FedLC, Zhang et al. 2022): this much of the log of a
+                            client's share of each class is added to its logits; without classes that it has not
     weight_by_width=1       clients of width p count p to the power of this in the mean
     scaffold=1              SCAFFOLD (Karimireddy et al. 2020), entry by entry: this much of the difference between the
                             mean gradient of all holders and the client's own at its last turn
@@ -308,7 +308,9 @@ def moved(message: SubModel, update: Update, scale: float) -> Tensors:
     }
 
 
-def steered(correction: Callable[[int, str, Tensor], Tensor | None], learned: Callable[[SubModel, Update], None]) -> None:
+def steered(
+    correction: Callable[[int, str, Tensor], Tensor | None], learned: Callable[[SubModel, Update], None]
+) -> None:
     """Adds to every gradient of a client what `correction` says, and calls `learned` after its training."""
     plain, take, make = work.train, step.take_step, work.make_optimizer
     at: dict[str, Any] = {}
@@ -333,7 +335,7 @@ def steered(correction: Callable[[int, str, Tensor], Tensor | None], learned: Ca
     work.train, work.make_optimizer, step.take_step = train, make_optimizer, take_step
 
 
-def scaffold(strength: str, experiment: Experiment) -> None:
+def scaffold(strength: str, experiment: Experiment) -> Callable[[Any, Any, float], None]:
     memory, pending = Memory(experiment), dict[int, Tensors]()
 
     def correction(client: int, name: str, parameter: Tensor) -> Tensor | None:
@@ -351,7 +353,7 @@ def scaffold(strength: str, experiment: Experiment) -> None:
             memory.replace(client, pending.pop(client))
 
     steered(correction, learned)
-    return after_round  # type: ignore[return-value]
+    return after_round
 
 
 def varp(strength: str, experiment: Experiment) -> Callable[[Any, Any, float], Any]:
@@ -394,10 +396,10 @@ def dynamic(strength: str, experiment: Experiment) -> Callable[[Any, Any, float]
         waiting[message.ticket.client] = moved(message, update, 1.0)
 
     def after_round(before: Any, after: Any, rate: float) -> Any:
-        for client, step in waiting.items():
+        for client, change in waiting.items():
             old = memory.own.get(client)
-            memory.own[client] = {name: tensor + old[name] if old else tensor for name, tensor in step.items()}
-            for name, tensor in step.items():
+            memory.own[client] = {name: tensor + old[name] if old else tensor for name, tensor in change.items()}
+            for name, tensor in change.items():
                 at = window(tensor.shape)
                 total[name][at] += tensor / memory.holders[name][at]
         waiting.clear()
