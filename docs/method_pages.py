@@ -66,6 +66,13 @@ EQUATIONS: dict[str, list[tuple[str, str]]] = {
             r"U_p = \sum_{k \in p} \frac{\lvert D_k \rvert}{\sum_{j \in p} \lvert D_j \rvert} U_{p,k}",
         ),
     ],
+    "fiarse": [
+        (
+            "The units of a width group that a client of width p trains: those whose weights are the largest.",
+            r"M_p = \text{top-}\lceil p n \rceil \text{ of } u \mapsto \sum_{w \in u} \lvert w \rvert",
+        ),
+        ("Every entry is averaged over the clients whose sub-model holds it.", MEAN_OF_HOLDERS),
+    ],
     "fedrolex": [
         (
             "The channels of layer i, of K, that a client of width p trains in round j.",
@@ -322,16 +329,16 @@ def trials() -> Iterator[str]:
     yield "## What was tried"
     yield (
         "Ideas for a method that is the best at every size, alone and together. Accuracy in percent on what all "
-        "clients hold out (2,500 samples, so that a difference below two points at one size says little), 3 classes "
-        f"per client, equal tricks, {lines[0]['rounds']} rounds. Nothing here was seen on test data. [The lines, and "
-        f"the command of each](../../{TRIALS})."
+        "clients hold out (2,500 samples, so that a difference below two points at one size says little), equal "
+        f"tricks, {lines[0]['rounds']} rounds. Nothing here was seen on test data. [The lines, and the command of each]"
+        f"(../../{TRIALS})."
     )
-    head = ("method", "idea", "rate", "seed", *sizes, "mean")
-    body = [[line[k] for k in ("method", "idea", "learning_rate", "seed", *sizes, "mean")] for line in lines]
+    head = ("method", "setting", "idea", "rate", "seed", *sizes, "mean")
+    body = [[line[k] for k in ("method", "setting", "idea", "learning_rate", *head[4:])] for line in lines]
     yield "\n".join(
         [
             generate.cells(*head),
-            generate.cells("---", "---", *["---:"] * (len(head) - 2)),
+            generate.cells("---", "---", "---", *["---:"] * (len(head) - 3)),
             *(generate.cells(f"`{method}`", *rest) for method, *rest in body),
         ]
     )

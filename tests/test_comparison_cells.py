@@ -410,6 +410,7 @@ def test_the_benchmark_has_every_method_in_every_setting_with_three_seeds(name: 
         "fedhm",
         "origdrop",
         "fedrolex",
+        "fiarse",
     }
     for setting in config.compare.settings:
         own = [cell for cell in found if cell.setting == setting]

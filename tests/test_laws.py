@@ -14,13 +14,13 @@ import small
 from anysize.elastic.skeleton import fill
 from anysize.methods import (
     ELF,
+    FIARSE,
     FLANC,
     OAT,
     Client,
     FedAvg,
     FedHM,
     FedRolex,
-    FIARSE,
     FjORD,
     HeteroFL,
     Ladder,

@@ -1,6 +1,7 @@
 """Trials of ideas for a method of our own, judged on clients' held-out data alone: "3 classes" of cifar.toml.
 
     python experiments/benchmark/trials.py heterofl
+    python experiments/benchmark/trials.py ladder data.split=dirichlet data.alpha=0.3
     python experiments/benchmark/trials.py ladder tricks.server_momentum=0.5 seed=1
     python experiments/benchmark/trials.py heterofl damping=expected
 
@@ -70,6 +71,7 @@ TRICKS = (
     *("tricks.masked_loss=true", "tricks.classwise_head=true"),
     *('tricks.batch_norm="batch"', 'tricks.weighting="samples"'),
 )
+SIZES = ("0.25", "0.5", "0.75", "1.0")
 MOST = 2.0  # of a damped step, in steps
 
 
@@ -91,10 +93,19 @@ def main(method: str, *given: str) -> None:
     command = " ".join(["python experiments/benchmark/trials.py", method, *given])
     rate = experiment.config.training.learning_rate
     for words, own in rows.items():
-        found = [round(100 * accuracy, 2) for accuracy in judged(experiment, own)]
-        about = [", ".join(filter(None, [*given, words])), method, f"{rate:g}", options["seed"], options["rounds"]]
-        mean = round(sum(found) / len(found), 2)
-        csv.writer(sys.stdout, lineterminator="\n").writerow([*about, *found, mean, round(seconds, 1), command])
+        found = {size: round(100 * accuracy, 2) for size, accuracy in judged(experiment, own).items()}
+        about = [", ".join(filter(None, [*given, words])), setting(experiment), method, f"{rate:g}"]
+        about += [options["seed"], options["rounds"], *(str(found.get(size, "")) for size in SIZES)]
+        mean = round(sum(found.values()) / len(found), 2)
+        csv.writer(sys.stdout, lineterminator="\n").writerow([*about, mean, round(seconds, 1), command])
+
+
+def setting(experiment: Experiment) -> str:
+    """The name of the benchmark's setting with that split."""
+    data = experiment.config.data
+    if data.split == "dirichlet":
+        return f"Dirichlet {data.alpha:g}"
+    return f"{data.classes_per_client} classes" if data.split == "classes" else data.split
 
 
 def made(method: str, options: Mapping[str, str]) -> Experiment:
@@ -137,7 +148,7 @@ def participants(experiment: Experiment, number: int, costs: Mapping[str, int]) 
     return [Client(c, i, size, number, samples(c), seed) for i, (c, size) in enumerate(found)]
 
 
-def judged(experiment: Experiment, state: Any) -> list[float]:
+def judged(experiment: Experiment, state: Any) -> dict[str, float]:
     """The accuracy of every size on what all clients hold out."""
     context, method, shares = experiment.context, experiment.method, experiment.shares
     held = [shares.share(client).held_out for client in range(len(shares))]
@@ -146,7 +157,8 @@ def judged(experiment: Experiment, state: Any) -> list[float]:
     part = TensorPart(torch.cat([b.x for b in batches])[order], torch.cat([b.y for b in batches])[order])
     engine = InProcess(context, method, shares, {})
     statistics = calibrate(experiment, state, engine, experiment.fleet, experiment.config.rounds)
-    return [found["accuracy"] for found in on_test(context, method, state, part, statistics, 500).values()]
+    found = on_test(context, method, state, part, statistics, 500)
+    return {size: metrics["accuracy"] for size, metrics in found.items()}
 
 
 # The ideas. Each changes anysize in this process.
@@ -259,7 +271,7 @@ def with_prior(strength: str, experiment: Experiment) -> None:
         return plain(context, method, message, share, kept)
 
     work.train = train
-    objectives._seen = lambda task, mask: lambda output: output + shares["own"]  # type: ignore[assignment]
+    objectives._seen = lambda task, mask: lambda output: output + shares.get("own", 0.0)  # type: ignore[assignment]
 
 
 def wide_count_more(power: str, experiment: Experiment) -> None:

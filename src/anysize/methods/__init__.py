@@ -52,6 +52,7 @@ from anysize.wire import Tensors
 
 __all__ = [
     "ELF",
+    "FIARSE",
     "FLANC",
     "OAT",
     "Adjustable",
@@ -63,7 +64,6 @@ __all__ = [
     "FedAvg",
     "FedHM",
     "FedRolex",
-    "FIARSE",
     "Finishing",
     "FjORD",
     "HeteroFL",

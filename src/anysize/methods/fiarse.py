@@ -3,24 +3,25 @@
 Wu, Wang, Wang, Liu, Su, Gao. "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction".
 NeurIPS 2024.
 
-    paper           here                            shape
+    symbol          here                            shape
     x               state.tensors                   full network
-    gamma_i         size.width                      scalar
-    |x|             magnitudes(context, x)          by width group, a number for every unit
-    M_i             important(context, x, gamma_i)  the ceil(gamma_i n) units of every group with the largest ones
+    p               size.width                      scalar
+    |x|             magnitudes(group, x)            a number for every unit of a width group
+    M_p             important(context, x, p)        the ceil(p n) units of every group with the largest ones
 
-Equation index: the sub-model of the entries whose magnitude is above the client's threshold -> `important`; the mean
-of every entry over the clients whose sub-model has it -> `FIARSE.aggregate`.
+Equation index: the sub-model of what has a magnitude above the client's threshold -> `important`; the mean of every
+entry over the clients whose sub-model has it -> `FIARSE.aggregate`.
 
 The larger a unit's weights, the more clients train it, and a smaller sub-model lies inside every larger one of the
 same round. No importance is stored or sent: it is in the weights.
 
-Departures: the authors choose single entries, in the whole network or in each layer. Such a mask saves neither time nor
-memory in training, since a layer with zeros computes as much as one without, and a client would hold the full network;
-its indices travel too. Here whole units are chosen, by the sum of the magnitudes of their weights, so that a small
-client trains a small network, whose entries are fewer by the square of the width. Their gradient weighs a kept entry
-by up to 1.5 where it is near the threshold; here gradients are plain. Norms and biases follow their unit; the authors
-leave norms out of the mask. As in the authors' code, all clients count alike, and losses and classifiers are plain.
+Departures, from the abstract and the authors' code: they choose single entries, in the whole network or in each
+layer. Such a mask saves neither time nor memory in training, since a layer with zeros computes as much as one
+without, and a client would hold the full network; its indices travel too. Here whole units are chosen, by the sum of
+the magnitudes of their weights, so that a small client trains a small network, whose entries are fewer by the square
+of the width. Their gradient weighs a kept entry by up to 1.5 where it is near the threshold; here gradients are
+plain. Norms and biases follow their unit; the authors leave norms out of the mask. As in the authors' code, all
+clients count alike, and losses and classifiers are plain.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class FIARSE(Method[FIARSEState]):
 
 
 def important(context: Context, tensors: Mapping[str, Tensor], width: float) -> Kept:
-    """M_i: as many units of every group as the width keeps, those with the largest weights; of equals, the first."""
+    """M_p: as many units of every group as the width keeps, those with the largest weights; of equals, the first."""
     counts = context.axes.kept(width)
     if any(tensor.is_meta for tensor in tensors.values()):  # what a size costs is told from shapes, which are the same
         return counts
