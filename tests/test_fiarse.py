@@ -99,3 +99,29 @@ def test_a_finished_network_computes_what_the_full_one_does_without_the_other_un
     expected = hidden @ tensors["4.weight"].T + tensors["4.bias"]
     found = method.customize(context, state, Size(0.5))(torch.from_numpy(x))
     np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+class Shared(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.third.weight = self.second.weight
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        return self.head(torch.relu(self.third(x)))
+
+
+def test_a_weight_that_two_layers_share_counts_once() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        context = context_of(FIARSE(), [0.4, 1.0], Shared())
+    tensors = FIARSE().init(context).tensors
+    one, two, head = (np.abs(tensors[name].numpy()) for name in ("first.weight", "second.weight", "head.weight"))
+    scores = one.sum(1) + two.sum(0) + two.sum(1) + head.sum(0)
+    (group,) = context.axes.groups
+    kept = important(context, tensors, 0.4)
+    assert list(kept.units(group.name)) == sorted(np.argsort(-scores)[:2].tolist())

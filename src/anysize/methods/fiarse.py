@@ -109,8 +109,8 @@ def magnitudes(group: Group, tensors: Mapping[str, Tensor]) -> Tensor:
     """
     total = torch.zeros(group.size + 1, dtype=torch.float64)  # the last one: elements of no unit of this group
     for member in group.members:
-        weight = tensors[member.name]
-        if weight.dim() < 2 or not weight.is_floating_point():
+        weight = tensors.get(member.name)  # a shared weight stands there under one of its names
+        if weight is None or weight.dim() < 2 or not weight.is_floating_point():
             continue
         sums = weight.abs().movedim(member.axis, 0).flatten(1).sum(1, dtype=torch.float64)
         total.index_add_(0, torch.tensor(member.units) % (group.size + 1), sums)
