@@ -380,3 +380,25 @@ def test_a_fast_copy_equals_a_deep_copy_and_shares_what_that_shares() -> None:
     assert dict(ours.first._forward_hooks) == {1: print}
     ours.first.register_forward_hook(lambda *_: None)
     assert len(net.first._forward_hooks) == 1
+
+
+def test_a_width_is_checked_once_and_the_traced_network_itself_not_again() -> None:
+    passes = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(1)
+            return self.second(self.first(x))
+
+    module = Counted()
+    axes = trace(module, torch.zeros(2, 3))
+    traced = len(passes)
+    narrow(module, axes, 1.0)
+    assert len(passes) == traced
+    narrow(module, axes, 0.5)
+    narrow(module, axes, 0.5)
+    assert len(passes) == traced + 1

@@ -171,9 +171,9 @@ class Axes:
         self.shapes = shapes
         self.fixed = fixed
         self.found = found
-        self.verified: set[Kept] = set()
         self._all_shapes = all_shapes
         self._by_name = {group.name: group for group in groups}
+        self.verified: set[Kept] = {self.kept(1.0)}  # the network that was traced
         self._alive: dict[Kept, Tensor] = {}
         self._index: dict[tuple[str, Kept], Index] = {}
 

@@ -74,14 +74,16 @@ def copied(module: Network, memo: dict[int, Any] | None = None) -> Network:
             continue
         twin = kind.__new__(kind)
         memo[id(part)] = twin
-        vars(twin).update((name, _copied_value(value, memo)) for name, value in vars(part).items())
+        fields = vars(twin)
+        for name, value in vars(part).items():
+            fields[name] = value if type(value) in _CONSTANT else _copied_value(value, memo)
     return copy.deepcopy(module, memo)
 
 
 def _copied_value(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy of an attribute; for what modules usually have, without a look at all the other possibilities."""
+    """A deep copy of an attribute that is no constant; for what modules usually have, without a look at all else."""
     kind = type(value)
-    if kind in _CONSTANT or (kind is tuple and all(type(part) in _CONSTANT for part in value)):
+    if kind is tuple and all(type(part) in _CONSTANT for part in value):
         return value
     if id(value) in memo:
         return memo[id(value)]
@@ -90,8 +92,8 @@ def _copied_value(value: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(value, memo)
 
 
-_CONSTANT = (bool, int, float, str, type(None))
-_TABLES = (dict, OrderedDict, set)
+_CONSTANT = frozenset((bool, int, float, str, type(None)))
+_TABLES = frozenset((dict, OrderedDict, set))
 _COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__slots__")
 """What a class of modules has of its own if it must be copied in another way."""
 
