@@ -29,7 +29,7 @@ from anysize.client.work import needs_calibration
 from anysize.data import DeviceShares
 from anysize.deploy import device_file, own_data
 from anysize.deploy.guard import Guard
-from anysize.deploy.own_files import copy_into, own_files
+from anysize.deploy.own_files import copy_into, own_files, undefined
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, TrustError
@@ -629,6 +629,23 @@ def test_a_fleet_with_an_own_model_gets_its_files_and_may_run_them(own_code: Pat
     assert ours.fleet(1, experiment.fleet).participants(1) == [0]
     layout.extend(own_code, layout.named(["van=1"]), "mine:load")
     assert check.checked(own_code / "devices" / "van" / "device.toml").endswith("can train size 1.0")
+
+
+def test_a_misspelt_function_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "frames.py").write_text("from shop import load\n\n\ndef open_camera(device): ...\n")
+    (tmp_path / "any.py").write_text("from shop import *\n")
+    (tmp_path / "late.py").write_text("def __getattr__(name): ...\n")
+    (tmp_path / "torn.py").write_text("def (\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("if True:\n    load = open\n")
+    assert undefined("frames:laod", [tmp_path]) == tmp_path / "frames.py"
+    assert undefined("pack:laod", [tmp_path]) == tmp_path / "pack" / "__init__.py"
+    fine = ["frames:load", "frames:open_camera", "any:laod", "late:laod", "torn:laod", "pack:load", "absent:x"]
+    assert [name for name in fine if undefined(name, [tmp_path])] == []
+    file = tmp_path / "experiment.toml"
+    file.write_text(layout.planned(None, 1, [], 0, None).experiment)
+    with pytest.raises(ConfigError, match=r"--data frames:laod: .*frames.py has no 'laod'"):
+        layout.planned(file, 1, [], 0, "frames:laod")
 
 
 def test_own_files_pass_over_what_is_no_source_and_read_every_encoding(tmp_path: Path) -> None:

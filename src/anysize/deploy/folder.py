@@ -27,7 +27,7 @@ from anysize.config.devices import files_in
 from anysize.config.tables import ExperimentConfig
 from anysize.deploy import device_file
 from anysize.deploy.certificates import authority, device_key, server_certificate, write_private, wrong_hosts
-from anysize.deploy.own_files import copy_into, own_files
+from anysize.deploy.own_files import copy_into, own_files, undefined
 from anysize.devices.fleet import open_fleet
 from anysize.errors import ConfigError
 from anysize.models import hub
@@ -158,6 +158,8 @@ def _with_code(plan: Plan, config: ExperimentConfig, folders: Sequence[Path]) ->
     code, absent = own_files([name for name in own if hub.function(name) is None], folders)
     data_code, more = own_files([] if plan.data == EXAMPLE else [plan.data], folders)
     missing = sorted({*absent, *more})
+    if plan.data != EXAMPLE and (file := undefined(plan.data, folders)) is not None:
+        raise ConfigError(f"--data {plan.data}: {file} has no '{plan.data.partition(':')[2]}'")
     return replace(plan, allow=own, code=code, data_code=data_code, absent=missing)
 
 

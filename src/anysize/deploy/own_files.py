@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import shutil
+import symtable
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+Parsed = TypeVar("Parsed")
 
 
 def own_files(names: Iterable[str], folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -38,6 +42,36 @@ def own_files(names: Iterable[str], folders: Sequence[Path]) -> tuple[list[Path]
     return list(found.values()), list(absent)
 
 
+def undefined(name: str, folders: Sequence[Path]) -> Path | None:
+    """The file beside the experiment that should hold the code named "module:attribute", and does not define it.
+
+    None also where that cannot be seen without running the file: it is not here, or takes names from elsewhere.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "frames.py").write_text("def load(device): ...")
+    >>> undefined("frames:load", [folder]), undefined("frames:laod", [folder]).name
+    (None, 'frames.py')
+    """
+    module, _, attribute = name.partition(":")
+    path = None if "." in module else _module(module, folders)
+    if path is None:
+        return None
+    file = path if path.is_file() else path / "__init__.py"
+    names = _names(file)
+    return file if names is not None and attribute.partition(".")[0] not in names else None
+
+
+def _names(file: Path) -> set[str] | None:
+    """The names that a module defines; None if it may have others, or cannot be read."""
+    tree = _parsed(file, ast.parse)
+    table = _parsed(file, lambda text: symtable.symtable(text, str(file), "exec"))
+    if tree is None or table is None or any(isinstance(n, ast.alias) and n.name == "*" for n in ast.walk(tree)):
+        return None
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    return None if "__getattr__" in names else names
+
+
 def copy_into(folder: Path, files: Iterable[Path]) -> None:
     """Copy modules, and the Python files of packages, into a folder."""
     for path in files:
@@ -63,16 +97,21 @@ def _module(name: str, folders: Iterable[Path]) -> Path | None:
 def _imports(path: Path) -> Iterator[str]:
     """The first parts of all modules that a file, or a package, imports."""
     for file in [path] if path.is_file() else _sources(path):
-        try:
-            with tokenize.open(file) as source:  # in the encoding that the file declares
-                tree = ast.parse(source.read())
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # importing it will say what is wrong
-            continue
-        for node in ast.walk(tree):
+        tree = _parsed(file, ast.parse)
+        for node in [] if tree is None else ast.walk(tree):
             if isinstance(node, ast.Import):
                 yield from (_top(name.name) for name in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield _top(node.module)
+
+
+def _parsed(file: Path, parse: Callable[[str], Parsed]) -> Parsed | None:
+    """A file's text, parsed; None if it is no Python: importing it will say what is wrong."""
+    try:
+        with tokenize.open(file) as source:  # in the encoding that the file declares
+            return parse(source.read())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _sources(package: Path) -> list[Path]:
