@@ -402,7 +402,7 @@ def test_nothing_is_chosen_on_test_data(tmp_path: Path, callbacks: dict[str, Any
 
 
 def test_senseless_patience_is_refused() -> None:
-    with pytest.raises(ConfigError, match="patience must be 1 or more"):
+    with pytest.raises(ConfigError, match="patience must be a whole number, 1 or more"):
         EarlyStopping(patience=0)
     with pytest.raises(ConfigError, match=r"callbacks\.min_delta: given without callbacks\.patience"):
         small.config(callbacks={"min_delta": 0.1})
@@ -643,3 +643,34 @@ def test_no_tracker_is_imported_unless_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+class Late(Callback):
+    async def on_round(self, run: RunView) -> None:  # type: ignore[override]
+        run.stop("never said")
+
+
+class Deaf(Callback):
+    def on_evaluation(self) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.mark.parametrize(
+    "callback, words",
+    [
+        (Late(), "your callback Late: on_round is 'async def'"),
+        (Deaf(), "your callback Deaf: on_evaluation is called with one argument, the run"),
+    ],
+)
+def test_a_callback_that_cannot_be_called_is_refused_before_the_run(
+    tmp_path: Path, callback: Callback, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        small.experiment(rounds=1).run(tmp_path / "run", callbacks=[callback])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"patience": 1.5}, {"patience": "3"}, {"patience": 2, "min_delta": "0.1"}])
+def test_early_stopping_takes_numbers_alone(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="patience must be a whole number"):
+        EarlyStopping(**options)

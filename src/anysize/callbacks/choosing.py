@@ -29,10 +29,11 @@ class EarlyStopping(Callback):
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.patience < 1 or not self.min_delta >= 0:
+        whole = isinstance(self.patience, int) and self.patience >= 1
+        if not whole or not isinstance(self.min_delta, int | float) or not self.min_delta >= 0:
             raise ConfigError(
-                f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta}): patience must be 1 or more, "
-                "min_delta 0 or more"
+                f"EarlyStopping(patience={self.patience!r}, min_delta={self.min_delta!r}): patience must be a whole "
+                "number, 1 or more, min_delta a number, 0 or more"
             )
 
     def check(self, config: ExperimentConfig) -> None:
@@ -49,9 +50,11 @@ class EarlyStopping(Callback):
             else:
                 waited += 1
         if best is not None and waited >= self.patience:
+            last = "last evaluation" if waited == 1 else f"last {waited} evaluations"
+            were = "was" if waited == 1 else "were"
             run.stop(
-                f"the last {waited} evaluations on held-out data were no better than round {best.round}, with "
-                f"{run.metric} {best.held_out_mean:.4f}"
+                f"the {last} on held-out data {were} no better than round {best.round}, with {run.metric} "
+                f"{best.held_out_mean:.4f}"
             )
 
 

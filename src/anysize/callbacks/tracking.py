@@ -58,7 +58,7 @@ class Tracker(Callback):
     def check(self, config: ExperimentConfig) -> None:
         if not self.package:
             return
-        if (missing := needs(f'track.name = "{self.package}"', self.package, self.package)) is not None:
+        if (missing := needs(f"the tracker {type(self).__name__}", self.package, self.package)) is not None:
             raise ConfigError(missing)
 
     def on_start(self, run: RunView) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from anysize.callbacks import Callback, Evaluation, RunView, Wishes
 from anysize.config.tables import ExperimentConfig
@@ -33,6 +34,8 @@ class Hooks:
                 f"callbacks: given {strangers[0]!r}; each must be an object of a class derived from "
                 "anysize.callbacks.Callback"
             )
+        for callback in callbacks:
+            _check_methods(callback)
         self.wishes = Wishes()
         self.kept: int | None = None
         self._callbacks = callbacks
@@ -127,6 +130,18 @@ class Hooks:
             stopped=stopped,
             _wishes=self.wishes,
         )
+
+
+def _check_methods(callback: Callback) -> None:
+    """Refuse a callback that could not be called, before a round is lost to it."""
+    for moment in get_args(Moment):
+        method = getattr(callback, moment)
+        if inspect.iscoroutinefunction(method):
+            raise ConfigError(f"{_whose(callback)}: {moment} is 'async def', and nobody waits for it; write 'def'")
+        try:
+            inspect.signature(method).bind(None)
+        except TypeError as error:
+            raise ConfigError(f"{_whose(callback)}: {moment} is called with one argument, the run: {error}") from None
 
 
 def _is_plain(callback: Callback, error: BaseException) -> bool:
