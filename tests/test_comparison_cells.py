@@ -100,6 +100,15 @@ def test_mistakes_in_the_table_are_named(changes: dict[str, Any], message: str) 
         cells(small.config(compare={"methods": ["flanc"]} | changes))
 
 
+def test_long_labels_have_short_folders_of_their_own() -> None:
+    labels = ["x" * 300, "x" * 301, "ä" * 300]
+    methods = [{"name": "flanc", "label": label} for label in labels]
+    found = cells(small.config(compare={"methods": methods, "settings": {"s" * 300: {}}}))
+    assert [cell.label for cell in found] == labels
+    assert len({cell.path for cell in found}) == 3
+    assert max(len(part.encode()) for cell in found for part in cell.path.split("/")) <= 100
+
+
 def test_a_file_with_a_comparison_needs_no_method_and_can_be_run(tmp_path: Path) -> None:
     config = configs.loads(FILE, ["rounds=1"])
     assert config.method.name == "heterofl"

@@ -10,6 +10,7 @@ import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -283,3 +284,39 @@ def test_names_of_methods_and_settings_do_no_harm_in_any_file(tmp_path: Path, na
     assert all(line.startswith("\\") or line.endswith("\\\\") for line in table)
     assert not re.search(r"(?<!\\)[%#_$](?!\\)", table[2] + table[3].partition("$")[0])
     assert "\\input" not in "".join(table)
+
+
+def test_a_comparison_shows_itself_as_a_small_table_in_which_long_names_are_cut(tmp_path: Path) -> None:
+    runs = [
+        outcome(label, seed, {"0.5": [0.1, 0.2 + seed / 10], "1.0": [0.3, 0.4]})
+        for label in ("<b>", "x" * 300)
+        for seed in (0, 1)
+    ]
+    made = tabulate(runs, CompareConfig(), tmp_path)
+    title, head, first, second = repr(made).splitlines()
+    assert title == f"Comparison {tmp_path}: accuracy in percent on the test set after 2 rounds, seeds 0, 1"
+    assert head.split() == ["method", "0.5", "1.0", "mean", "of", "sizes"]
+    assert first.split() == ["<b>", "25.0", "±", "7.1", "40.0", "±", "0.0", "32.5", "±", "3.5"]
+    assert second.split()[0] == "x" * 39 + "…"
+    shown = ElementTree.fromstring(made._repr_html_())
+    assert [cell.text for cell in shown.iter("th")] == ["method", "0.5", "1.0", "mean of sizes"]
+    assert [row[0].text for row in shown.iter("tr")][1:] == ["<b>", "x" * 39 + "…"]
+    unfinished = replace(made, missing=("a/seed-0",), seeds=(0,), rounds=1)
+    assert repr(unfinished).splitlines()[0].endswith("after 1 round, seed 0, 1 not finished")
+
+
+def test_long_names_break_in_tables_headings_and_legends_of_the_page(tmp_path: Path) -> None:
+    run = replace(outcome("x" * 300, 0, {"1.0": [0.3, 0.4]}), directory=tmp_path / "a")
+    text = render(tabulate([run], CompareConfig(), tmp_path))
+    assert (
+        ".scroll tbody tr > :first-child { white-space: normal; overflow-wrap: break-word; max-width: 320px; }" in text
+    )
+    assert ".legend li, h1, h2, nav a { overflow-wrap: anywhere; }" in text
+
+
+def test_a_link_to_a_run_in_a_folder_of_any_name_leads_there(tmp_path: Path) -> None:
+    run = replace(outcome("a", 0, {"1.0": [0.3, 0.4]}), directory=tmp_path / "run #1, 50 %")
+    body = page_of(tabulate([run], CompareConfig(), tmp_path))
+    links = [link.get("href") or "" for link in body.iter("a")]
+    assert "run #1, 50 %" in [unquote(link) for link in links]
+    assert not [link for link in links if "#" in link[1:]]

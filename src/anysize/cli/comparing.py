@@ -92,8 +92,8 @@ def compare_directories(sources: Sequence[Path], request: Request) -> Comparison
 
 def print_comparison(made: Comparison) -> None:
     """The metric by size, what it cost, and what was equal."""
-    from anysize.comparisons.comparison import MEAN
-    from anysize.comparisons.writing import in_percent
+    from anysize.comparisons.comparison import MEAN, in_percent
+    from anysize.report.tables import times
 
     several = len(made.settings) > 1 or made.settings[0] != ""
     sizes = list(dict.fromkeys(size for setting in made.settings for size in made.sizes(setting)))
@@ -115,9 +115,8 @@ def print_comparison(made: Comparison) -> None:
     unit = " in percent" if in_percent(made) else ""
     judged = "on the test set" if made.judged_on == "test" else "on clients' held-out data"
     spread = f", mean ± standard deviation over {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
-    say(
-        f"\n{made.metric}{unit} {judged} after {made.rounds} rounds, by size{spread}. Best round: of the mean of sizes."
-    )
+    rounds = times(made.rounds, "round")
+    say(f"\n{made.metric}{unit} {judged} after {rounds}, by size{spread}. Best round: of the mean of sizes.")
     if made.differences:
         say(f"To {made.baseline}: the differences of the mean of sizes, seed by seed: their mean ± standard deviation.")
     _print_costs(made, several)
@@ -134,7 +133,7 @@ def _cell(made: Comparison, row: Row | None) -> str:
 
 
 def _value(made: Comparison, mean: float | None, std: float | None, sign: bool = False) -> str:
-    from anysize.comparisons.writing import shown
+    from anysize.comparisons.comparison import shown
 
     value, small = shown(made, mean, std, sign)
     return f"{value} ± {small}" if small else value

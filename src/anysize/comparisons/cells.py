@@ -6,6 +6,7 @@ participants, capacities and first weights. Options of the file's [method] table
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -20,6 +21,8 @@ from anysize.config.tables import ExperimentConfig
 from anysize.errors import ConfigError
 
 TUNING = "tuning"
+_LONGEST = 100
+"""Bytes of a folder's name; file systems end at 255, and other names are made of several of these."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,16 @@ def plan_tables(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def slug(text: str) -> str:
-    """The text as the name of a folder.
+    """The text as the name of a folder; a long one is cut, and ends with a fingerprint of the whole.
 
     >>> slug("FedAvg, each width"), slug("mine:Mean")
     ('FedAvg-each-width', 'mine.Mean')
     """
-    return re.sub(r"[^\w.=+-]+", "-", text.replace(":", ".")).strip("-.") or "-"
+    name = re.sub(r"[^\w.=+-]+", "-", text.replace(":", ".")).strip("-.") or "-"
+    if len(name.encode()) <= _LONGEST:
+        return name
+    start = name.encode()[: _LONGEST // 2].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _of_method(

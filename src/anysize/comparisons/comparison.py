@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,6 +16,7 @@ from anysize.comparisons.tuning import Choice
 from anysize.config.compare import CompareConfig
 from anysize.errors import ConfigError, unknown
 from anysize.records.directory import finite_json
+from anysize.report.tables import times
 from anysize.wire import Json
 
 MEAN = "mean of sizes"
@@ -140,9 +143,9 @@ class Reached:
     training_macs: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """What came out of a comparison.
+    """What came out of a comparison. A prompt shows it as a small table of text, a notebook as one of HTML.
 
     Attributes:
         metric: the name of the figure of merit.
@@ -180,9 +183,39 @@ class Comparison:
     reached: tuple[Reached, ...]
     statements: tuple[str, ...]
     directory: Path
-    outcomes: tuple[Outcome, ...] = field(default=(), repr=False)
+    outcomes: tuple[Outcome, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        columns = [
+            [cell.ljust(width) if place < self._names else cell.rjust(width) for cell in cells]
+            for place, cells in enumerate(zip(*_lines(self)))
+            for width in [max(map(len, cells))]
+        ]
+        lines = ["  ".join(cells).rstrip() for cells in zip(*columns)]
+        return "\n  ".join([f"Comparison {self.directory}: {self._title}", *lines])
+
+    def _repr_html_(self) -> str:
+        head, *rows = [[html.escape(cell) for cell in line] for line in _lines(self)]
+        top = "".join(f"<th>{cell}</th>" for cell in head)
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+        title = f"<b>{html.escape(str(self.directory))}</b>: {html.escape(self._title)}"
+        return f"<div><p>{title}</p><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+
+    @property
+    def _names(self) -> int:
+        """How many columns of names there are: the method, and before it the setting where there are several."""
+        return 1 if self.settings == ("",) else 2
+
+    @property
+    def _title(self) -> str:
+        unit = " in percent" if in_percent(self) else ""
+        place = "the test set" if self.judged_on == "test" else "clients' held-out data"
+        seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
+        open_ = [(self.failures, "failed"), (self.missing, "not finished")]
+        more = [f"{len(paths)} {state}" for paths, state in open_ if paths]
+        return ", ".join([f"{self.metric}{unit} on {place} after {times(self.rounds, 'round')}", seeds, *more])
 
     def averages(self, setting: str | None = None) -> dict[str, tuple[float, float | None]]:
         """Per method, the metric's mean over its sizes: mean and sample deviation over the seeds; first setting."""
@@ -228,6 +261,41 @@ class Comparison:
 
     def _is_average(self, row: Row) -> bool:
         return row.size == MEAN and row.setting == self.settings[0]
+
+
+def in_percent(made: Comparison) -> bool:
+    """Whether the metric is a fraction that people read in percent."""
+    return "accuracy" in made.metric and all(0 <= row.mean <= 1 for row in made.rows if math.isfinite(row.mean))
+
+
+def shown(made: Comparison, mean: float | None, std: float | None, sign: bool = False) -> tuple[str, str]:
+    """A value and its spread as they are printed: accuracies in percent with one decimal, others with four digits."""
+    if mean is None or not math.isfinite(mean):
+        return "–", ""
+    percent = in_percent(made)
+    form = f"{'+' if sign else ''}.{1 if percent else 4}f"
+    factor = 100.0 if percent else 1.0
+    small = "" if std is None or not math.isfinite(std) else f"{std * factor:{form.lstrip('+')}}"
+    return f"{mean * factor:{form}}", small
+
+
+def _lines(made: Comparison) -> list[list[str]]:
+    """The metric by setting, method and size as cells of a table, under a line of headings."""
+    sizes = [*dict.fromkeys(size for setting in made.settings for size in made.sizes(setting)), MEAN]
+    lines = [[*("setting", "method")[-made._names :], *map(_short, sizes)]]
+    for setting, method in ((setting, method) for setting in made.settings for method in made.methods):
+        rows = [made.row(method, size, setting) for size in sizes]
+        if any(rows):
+            values = [("", "") if row is None else shown(made, row.mean, row.std) for row in rows]
+            names = [_short(name) for name in (setting, method)[-made._names :]]
+            lines.append([*names, *(f"{value} ± {small}" if small else value for value, small in values)])
+    return lines
+
+
+def _short(name: str) -> str:
+    """The name in one line of at most 40 signs."""
+    line = " ".join(name.split())
+    return line if len(line) <= 40 else f"{line[:39]}…"
 
 
 def _cell_json(outcome: Outcome) -> Json:

@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from anysize.comparisons import figures
-from anysize.comparisons.comparison import EQUAL_UNITS, MEAN, Comparison, Row
+from anysize.comparisons.comparison import EQUAL_UNITS, MEAN, Comparison, Row, in_percent, shown
 from anysize.comparisons.figures import Dots, Line, Point
 from anysize.comparisons.statistics import spread
-from anysize.comparisons.writing import in_percent, shown, tables
+from anysize.comparisons.writing import tables
 from anysize.report.browser import style
 from anysize.report.tables import MISSING, count, size_bytes, times
 
@@ -21,10 +22,11 @@ _STYLE = """
 .figure { width: 100%; height: auto; display: block; margin-top: 8px; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 14px; padding: 0; list-style: none; }
 .legend li { display: flex; align-items: center; gap: 6px; font-size: 13.5px; }
+.legend li, h1, h2, nav a { overflow-wrap: anywhere; }
 .swatch-line { width: 24px; height: 14px; flex: none; }
 .std { color: var(--soft); font-weight: 400; font-size: 0.88em; }
 .top { font-weight: 700; }
-tbody th { white-space: normal; min-width: 110px; }
+tbody th { min-width: 110px; }
 .equal { margin: 0; padding-left: 20px; } .equal li + li { margin-top: 6px; } .equal li { overflow-wrap: anywhere; }
 .part { margin: 24px 0 10px; font-size: 15px; } details .card { border: 0; padding: 10px 0 0; }
 details.card { margin-top: 16px; }
@@ -342,7 +344,7 @@ def _runs(made: Comparison) -> str:
         place = os.path.relpath(outcome.directory, made.directory)
         link = f"{place}/report.html" if (outcome.directory / "report.html").is_file() else place
         tuned = ", ".join(f"{key} = {value}" for key, value in outcome.tuned.items())
-        name = f'<a href="{html.escape(Path(link).as_posix())}">{html.escape(outcome.path)}</a>'
+        name = f'<a href="{html.escape(quote(Path(link).as_posix()))}">{html.escape(outcome.path)}</a>'
         last = shown(made, outcome.mean_curve[-1][1], None)[0]
         rows.append(f'<tr><th scope="row">{name}</th>{_td(last, "", "n", "")}{_td(tuned, "", "", "")}</tr>')
     heads = ["run", MEAN, "tuned"]

@@ -8,7 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
-from anysize.comparisons.comparison import MEAN, ROW_COLUMNS, AtCost, Comparison, Difference, Reached, Row
+from anysize.comparisons.comparison import (
+    MEAN,
+    ROW_COLUMNS,
+    AtCost,
+    Comparison,
+    Difference,
+    Reached,
+    Row,
+    in_percent,
+    shown,
+)
 from anysize.comparisons.statistics import best
 from anysize.report.tables import csv_text
 
@@ -95,22 +105,6 @@ def to_latex(made: Comparison) -> str:
     judged = "test set" if made.judged_on == "test" else "clients' held-out data"
     lines += ["\\bottomrule", "\\end{tabular}", f"% {_tex(made.metric)}{unit}, {judged}, round {made.rounds}{spread}"]
     return "\n".join(lines) + "\n"
-
-
-def in_percent(made: Comparison) -> bool:
-    """Whether the metric is a fraction that people read in percent."""
-    return "accuracy" in made.metric and all(0 <= row.mean <= 1 for row in made.rows if math.isfinite(row.mean))
-
-
-def shown(made: Comparison, mean: float | None, std: float | None, sign: bool = False) -> tuple[str, str]:
-    """A value and its spread as they are printed: accuracies in percent with one decimal, others with four digits."""
-    if mean is None or not math.isfinite(mean):
-        return "–", ""
-    percent = in_percent(made)
-    form = f"{'+' if sign else ''}.{1 if percent else 4}f"
-    factor = 100.0 if percent else 1.0
-    small = "" if std is None or not math.isfinite(std) else f"{std * factor:{form.lstrip('+')}}"
-    return f"{mean * factor:{form}}", small
 
 
 def _all_sizes(made: Comparison) -> list[str]:

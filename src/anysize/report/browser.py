@@ -68,6 +68,8 @@ thead th { color: var(--soft); font-weight: 500; font-size: 12.5px; vertical-ali
 thead th { border-bottom-color: var(--line); white-space: normal; line-height: 1.3; }
 tbody tr:last-child > * { border-bottom: 0; }
 tbody th { font-weight: 600; }
+/* A long name breaks, rather than push all numbers out of sight. */
+.scroll tbody tr > :first-child { white-space: normal; overflow-wrap: break-word; max-width: 320px; }
 .n { text-align: right; }
 .main { font-weight: 600; }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
@@ -88,6 +90,7 @@ footer { color: var(--soft); font-size: 13px; padding-top: 32px; padding-bottom:
   th, td { padding: 6px 7px; } table { font-size: 13px; }
   .scroll th:first-child { position: sticky; left: 0; background: var(--surface); }
   .scroll th:first-child { white-space: normal; min-width: 68px; }
+  .scroll tbody tr > :first-child { max-width: 40vw; }
 }
 @media print {
   @page { margin: 14mm; }
