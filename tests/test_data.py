@@ -648,6 +648,12 @@ def test_only_sets_that_can_be_loaded_are_listed_each_with_a_summary(folder):
     assert missing["digits-domains"] == ["usps.npz", "mnist-m.npz"], "mnist is downloaded"
     (folder / "imdb.jsonl.xz").write_bytes(b"")
     assert "imdb" in dict(datasets())
+    fetched = [
+        name for name, summary in datasets() if summary.endswith("Not here yet: downloaded when it is first used.")
+    ]
+    assert fetched == ["cifar10", "cifar100", "fashion-mnist", "mnist"]
+    (folder / "mnist.npz").write_bytes(b"")
+    assert "downloaded" not in dict(datasets())["mnist"]
 
 
 @needs_files

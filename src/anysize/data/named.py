@@ -77,9 +77,16 @@ def datasets() -> list[tuple[str, str]]:
     """
     missing = without_files()
     known = [(name, source) for name, source in sorted(sources.named().items()) if name not in missing]
-    told = [(name, (inspect.getdoc(source) or "").splitlines()[0]) for name, source in known]
+    told = [(name, (inspect.getdoc(source) or "").splitlines()[0] + _when(name, source)) for name, source in known]
     found = [(name, f"Found as {path}.") for name, path in files.stored_sets().items() if name not in sources.named()]
     return told + sorted(found)
+
+
+def _when(name: str, source: Callable[..., Any]) -> str:
+    """What to add to the line of a data set that is not on this machine, and comes when it is asked for."""
+    known = facts(name)
+    fetched = known is not None and known.missing and "url" in inspect.signature(source).parameters
+    return " Not here yet: downloaded when it is first used." if fetched else ""
 
 
 def without_files() -> dict[str, list[str]]:
