@@ -296,6 +296,16 @@ def test_experiment_page_is_what_the_generator_prints() -> None:
     assert page == script("docs/generate.py").page(), "run: .venv/bin/python docs/generate.py > docs/experiment-file.md"
 
 
+def test_every_method_has_a_section_of_fidelity_that_says_how_it_departs() -> None:
+    sections = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    own = ("fedhm", "prism", "origdrop")  # one paper
+    for name, _ in methods.methods():
+        found = [section for section in sections if f"`src/anysize/methods/{name}.py`" in section]
+        found = found or [section for section in sections if name in own and f"`{name}.py`" in section]
+        assert len(found) == 1, name
+        assert "Departures" in found[0] or found[0].startswith("Ladder"), name
+
+
 @pytest.mark.parametrize("name", fast_if("fedavg".__eq__, [name for name, _ in methods.methods()]))
 def test_pages_of_methods_are_what_their_generator_prints(name: str) -> None:
     if name == "lora":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from anysize import config as configs
 from anysize.config.tables import ExperimentConfig
 from anysize.data import files
+from anysize.experiment.lookup import fingerprint
 from anysize.experiment.plan import plan
 from anysize.runs.experiment import Experiment
 
@@ -28,7 +31,16 @@ def commands(page: Path) -> Iterator[str]:
     yield from (command for command in found if ".toml" in command)
 
 
+def recorded() -> Iterator[str]:
+    """The commands in the CSV files that begin an experiment of their own; cells of comparisons are in the files."""
+    for path in sorted(FOLDER.glob("*/results/*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            every = {row["command"].partition(" && ")[0] for row in csv.DictReader(file)}
+        yield from (command for command in every if command.startswith("anysize ") and " --only " not in command)
+
+
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+RECORDED = sorted({re.sub(r" --set seed=\d+", "", command.partition(" (")[0]) for command in recorded()})
 SMALL = {  # the same structure with fewer channels: a full one takes seconds to plan and minutes to train
     "alexnet": [],
     "char-lstm": ["embedding=32", "hidden=32"],
@@ -138,8 +150,22 @@ def test_a_command_can_be_pasted(command: str) -> None:
         assert Experiment.from_config(configs.from_dict(tables, folder=config.folder)).method is not None
 
 
+def test_commands_that_name_one_look_up_table_ask_for_the_same_one() -> None:
+    """A table in a file is refused for another experiment, so commands can be given one after another only then."""
+    tables: dict[Path, dict[str, list[str]]] = {}
+    for command in (*COMMANDS, *RECORDED):
+        config, _ = parsed(command)
+        if config.compare is None and config.method.name == "elf":
+            about = json.dumps(fingerprint(Experiment.from_config(small(config)).without_data()), sort_keys=True)
+            path = FOLDER.parent / shlex.split(command)[2]
+            tables.setdefault(path.parent / config.method.options["table"], {}).setdefault(about, []).append(command)
+    assert len(tables) >= 20
+    for path, uses in tables.items():
+        assert len(uses) == 1, (path.name, [commands[0] for commands in uses.values()])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted({*COMMANDS, *RECORDED}))
 def test_a_command_is_planned(command: str) -> None:
     config, methods = parsed(command)
     if config.model.name in HEAVY:

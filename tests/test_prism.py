@@ -914,6 +914,13 @@ def test_a_server_without_samples_cannot_calibrate_and_says_so_at_once() -> None
     assert any("calibration_proxy: given 10" in notice for notice in plan(made)["notices"])
 
 
+def test_the_plan_counts_the_parts_of_statistics_in_words() -> None:
+    estimate = {"size": "1.0", "by": "pieces", "bytes_down": 10, "bytes_up": 2}
+    one, many = statistics_lines([estimate | {"pieces": 1}])[1], statistics_lines([estimate | {"pieces": 4}])[1]
+    assert "put together from one part that clients can run" in one
+    assert "put together from 4 parts that clients can run" in many
+
+
 @pytest.mark.parametrize("method", [WINDOWS, PriSM(channels="drawn"), FedHM()], ids=["windows", "drawn", "fedhm"])
 def test_no_client_is_sent_more_than_it_can_train_and_what_travels_is_counted(
     method: Method[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -53,13 +53,14 @@ def statistics_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
     """How the batch-norm statistics of each size are found, and what travels for them; nothing if none are needed."""
     words = {
         "clients": "estimated by clients that can run it",
-        "pieces": "put together from {pieces} parts that clients can run; no client gets the whole",
+        "pieces": "put together from {pieces} that clients can run; no client gets the whole",
         "server": "estimated by the server on its own samples, since no client can run it",
         "batch": "none: no client can run it, so it goes on normalising by its batch",
     }
     lines = []
     for own in estimates:
-        text = words[own["by"]].format(pieces=own["pieces"])
+        number = own["pieces"]
+        text = words[own["by"]].format(pieces="one part" if number == 1 else f"{number} parts")
         traffic = f"{bytes_text(own['bytes_down'])} down and {bytes_text(own['bytes_up'])} up"
         lines.append(f"  {own['size']}: {text}" + (f"; {traffic}" if own["bytes_down"] else ""))
     head = "\nBatch-norm statistics of finished networks (bytes: per client that is asked, at an evaluation):"

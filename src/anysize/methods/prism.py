@@ -47,9 +47,10 @@ Departures:
 - A finished network smaller than full has the first channels and the kernels that are most important there. The paper
   has no such network.
 - The paper tests by the statistics of the test batch. A finished network has fixed ones. If no client can run the full
-  network, clients estimate those of the networks in the windows, which they can run, and the server puts them together
-  (`PriSM.pieces`). With other choices of channels there is nothing to put together: unless the server has samples of
-  its own (`evaluation.calibration_proxy`), the full network goes on normalising by its batch, as the paper does.
+  network and all beyond the first channels or the windows is zero, clients estimate those of the networks there, which
+  they can run, and the server puts them together (`PriSM.pieces`). With the other choices there is nothing to put
+  together: unless the server has samples of its own (`evaluation.calibration_proxy`), the full network goes on
+  normalising by its batch, as the paper does.
 """
 
 from __future__ import annotations
