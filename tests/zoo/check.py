@@ -42,6 +42,7 @@ class Finding:
         moved: how many groups were tried in another order: all at once or, if that differs, a few alone.
         trace_s: the time of the trace.
         error: why it failed; empty if it did not.
+        keep: what the error says to keep whole, with which the network then narrows, runs and trains.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Finding:
     moved: int = 0
     trace_s: float = 0.0
     error: str = ""
+    keep: tuple[str, ...] = ()
 
     def as_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -179,20 +181,11 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
     """Everything that is asked of a network; raises what it raises."""
     network, inputs = built(entry)
     found = Finding(entry.name)
-    with torch.no_grad():
-        full = first(network(*inputs))
     started = time.perf_counter()
     axes = az.trace(network, inputs)
     found.trace_s = round(time.perf_counter() - started, 2)
     found.groups = len(axes.groups)
-    counts = [parameters_of(network)]
-    for width in WIDTHS:
-        small = az.narrow(network, axes, width).eval()
-        with torch.no_grad():
-            assert first(small(*inputs)).shape == full.shape, "the output has another shape"
-        counts.append(parameters_of(small))
-        train_one_step(small, inputs)
-    found.parameters = tuple(counts)
+    found.parameters = counts = narrowed(network, inputs, axes)
     assert counts[1] < 0.75 * counts[0], f"half the width has {counts[1]} of {counts[0]} parameters"
     assert counts[2] < 0.75 * counts[1] or counts[2] < 0.45 * counts[0], (
         f"a quarter has {counts[2]}, a half {counts[1]}"
@@ -201,3 +194,25 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
         found.exact, found.tried = agreeing_groups(network, inputs, axes)
         found.reordered, found.moved = movable_groups(network, inputs, axes)
     return found
+
+
+def narrowed(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes) -> tuple[int, ...]:
+    """The parameters of the whole network and at each width, at which it must run and learn."""
+    with torch.no_grad():
+        full = first(network(*inputs))
+    counts = [parameters_of(network)]
+    for width in WIDTHS:
+        small = az.narrow(network, axes, width).eval()
+        with torch.no_grad():
+            assert first(small(*inputs)).shape == full.shape, "the output has another shape"
+        counts.append(parameters_of(small))
+        train_one_step(small, inputs)
+    return tuple(counts)
+
+
+def way_out(entry: Entry, keep: Sequence[str]) -> tuple[int, ...]:
+    """The parameters at each width with these layers kept whole, as the error of a refused network advises."""
+    network, inputs = built(entry)
+    counts = narrowed(network, inputs, az.trace(network, inputs, keep=keep))
+    assert counts[0] > counts[1] > counts[2], f"{counts} parameters"
+    return counts
