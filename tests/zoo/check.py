@@ -3,7 +3,8 @@
 Two oracles know nothing of the tracer. A group narrowed alone gives what the full network gives with the dropped units
 silenced, unless something normalises over them or takes a size of theirs as a factor. And the full network gives the
 same answer with the units of its groups in another order, unless an order is built into it (rotary pairs, waves of
-positions, norms over groups of channels).
+positions, norms over groups of channels, what random rotations make of channels). A network that draws random numbers,
+as Reformer does, draws the same in every call.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ def first(answer: Any) -> Tensor:
     return answer
 
 
+def answered(network: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The first tensor that a network returns, whatever it draws being the same every time."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return first(network(*inputs))
+
+
 def parameters_of(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
@@ -131,10 +139,8 @@ def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axe
     exact = 0
     for name in chosen:
         kept = axes.kept({name: 0.5})
-        with torch.no_grad():
-            small = az.narrow(network, axes, kept, verify=False).eval()(*inputs)
-            full = silenced(network, axes, name, kept)(*inputs)
-        exact += equal(first(small), first(full))
+        small = az.narrow(network, axes, kept, verify=False).eval()
+        exact += equal(answered(small, inputs), answered(silenced(network, axes, name, kept), inputs))
     return exact, len(chosen)
 
 
@@ -163,12 +169,11 @@ def reorder(network: nn.Module, axes: az.Axes, groups: Sequence[str]) -> nn.Modu
 def movable_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 4) -> tuple[int, int]:
     """How many groups may have their units in another order; of how many that were tried."""
     groups = [group.name for group in axes.groups if group.size > 1 and _alike(group)]
-    with torch.no_grad():
-        full = first(network(*inputs))
-        if equal(first(reorder(network, axes, groups)(*inputs)), full):
-            return len(groups), len(groups)
-        chosen = groups[:: max(1, len(groups) // most)][:most]
-        return sum(equal(first(reorder(network, axes, [name])(*inputs)), full) for name in chosen), len(chosen)
+    full = answered(network, inputs)
+    if equal(answered(reorder(network, axes, groups), inputs), full):
+        return len(groups), len(groups)
+    chosen = groups[:: max(1, len(groups) // most)][:most]
+    return sum(equal(answered(reorder(network, axes, [name]), inputs), full) for name in chosen), len(chosen)
 
 
 def _alike(group: Group) -> bool:
