@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -259,6 +260,65 @@ def test_parameters_that_the_forward_never_reads_stay_whole() -> None:
     module[0].register_parameter("spare", nn.Parameter(torch.zeros(8)))
     axes = trace(module, torch.zeros(2, 3))
     assert axes.shape("0.spare", axes.kept(0.5)) == (8,)
+
+
+class Unused(nn.Module):
+    """A network of which `forward` leaves out the largest layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.forgotten = nn.Linear(30, 30)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+def test_a_network_that_hardly_shrinks_is_refused_until_what_stays_is_named_or_left_out() -> None:
+    network, x = Unused(), torch.zeros(2, 4)
+    advice = (
+        "932 of 988 parameters have the same size at every width, most of them in forgotten; the forward never reads "
+        "930 of them, so leave their layers out. To narrow the rest all the same, name those that stay, as in "
+        "keep=['forgotten']"
+    )
+    with pytest.raises(ModelError, match=re.escape(advice)):
+        narrow(network, trace(network, x), 0.5)
+    assert narrow(network, trace(network, x), 1.0).first.out_features == 8
+    assert narrow(network, trace(network, x, keep=["forgotten"]), 0.5).first.out_features == 4
+    network.forgotten = nn.Identity()
+    assert narrow(network, trace(network, x), 0.5).first.out_features == 4
+
+
+class AttentionByFunction(nn.Module):
+    """Torch's attention as a function, which is told the channels that it must get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels, self.heads = 8, 2
+        self.embed = nn.Linear(3, 8)
+        self.queries, self.keys, self.values, self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        layers = (self.queries, self.keys, self.values)
+        found, _ = nn.functional.multi_head_attention_forward(
+            *(x, x, x, self.channels, self.heads, torch.empty([0]), torch.cat([layer.bias for layer in layers])),
+            *(None, None, False, 0.0, self.out.weight, self.out.bias),
+            use_separate_proj_weight=True,
+            q_proj_weight=self.queries.weight,
+            k_proj_weight=self.keys.weight,
+            v_proj_weight=self.values.weight,
+        )
+        return self.head(found)
+
+
+def test_the_channels_that_torchs_attention_is_told_of_follow_the_width() -> None:
+    network, x = AttentionByFunction(), torch.rand(5, 2, 3)
+    small = narrow(network, trace(network, x), 0.5)
+    assert small.channels == 4
+    assert small(x).shape == (5, 2, 2)
 
 
 def test_tracing_leaves_the_module_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -464,6 +465,109 @@ def test_a_network_of_the_users_own_takes_several_inputs_by_name() -> None:
     data = az.Data(train=({"left": left, "right": right}, (left[:, 0] > right[:, 0]).long()))
     experiment = az.Experiment(data=data, clients=4, model=Two(), method="fedavg", rounds=1, engine="inprocess")
     assert experiment.context.axes.classifier == "network.layer"
+
+
+def of_two(tmp_path: Path) -> Any:
+    """A finished run of a network of two inputs, one of them of integers."""
+    torch.manual_seed(0)
+    left, right = torch.rand(40, 4), torch.randint(0, 3, (40, 4))
+    data = az.Data(
+        train=({"left": left, "right": right}, (left[:, 0] > 0.5).long()),
+        test=({"left": left, "right": right}, (left[:, 0] > 0.5).long()),
+    )
+    made = az.Experiment(
+        data=data,
+        clients=4,
+        model=Mixed(),
+        method="heterofl",
+        rounds=1,
+        engine="inprocess",
+        devices={"capacities": [0.5, 1.0]},
+    )
+    return made.run(tmp_path / "run")
+
+
+class Mixed(nn.Module):
+    """A network of numbers and symbols."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.symbols, self.head = nn.Linear(4, 8), nn.Embedding(3, 8), nn.Linear(8, 2)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.numbers(left) + self.symbols(right).sum(1)))
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_a_bundle_holds_networks_of_several_inputs(runtime: str, tmp_path: Path) -> None:
+    run = of_two(tmp_path)
+    path = run.bundle(tmp_path / "net.anysize", runtime=runtime).path
+    loader = importlib.import_module(f"anysize.{'onnx_runtime' if runtime == 'onnx' else 'runtime'}")
+    network = loader.load(path)
+    assert network.inputs == {"left": (4,), "right": (4,)}
+    left, right = torch.rand(3, 4), torch.randint(0, 3, (3, 4))
+    given = {"right": right, "left": left}
+    asked = {name: x.numpy() for name, x in given.items()} if runtime == "onnx" else given
+    for size in (0.5, 1.0):
+        expected = run.customize(size)(left, right).detach()
+        torch.testing.assert_close(torch.as_tensor(network.switch(str(size))(asked)), expected, atol=1e-5, rtol=1e-5)
+    assert network.choices[0].metrics["accuracy"] == pytest.approx(run.evaluate(0.5)["0.5"]["accuracy"])
+    assert set(network.measure(repeats=1)) == {"0.5", "1.0"}
+    for wrong, words in (
+        (asked["left"], "the network takes a mapping of left, right; given one"),
+        ({"left": asked["left"]}, "the network takes a mapping of left, right; given left"),
+        ({**asked, "right": asked["right"][:2]}, r"input right has shape \(2, 4\); expected \(3, 4\)"),
+        ({**asked, "right": asked["left"]}, "input right is .*float32; expected tokens as int64"),
+    ):
+        with pytest.raises(loader.BundleError, match=words):
+            network(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "distilbert"])
+def test_texts_of_a_file_in_onnx_may_have_any_length(kind: str, tmp_path: Path) -> None:
+    import onnxruntime
+
+    torch.manual_seed(0)
+    makes = {
+        "bert": bert,
+        "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT)),
+        "distilbert": lambda: transformers.DistilBertForSequenceClassification(
+            transformers.DistilBertConfig(vocab_size=24, dim=32, hidden_dim=48, n_layers=2, n_heads=4)
+        ),
+    }
+    network = makes[kind]().eval()
+    inputs = (("input_ids", (8,), True), ("attention_mask", (8,), True))
+    several = kind == "gpt2"
+    about = Signature((8,), True, (8,) * several, True, 24 if several else 2, 2, None, None, None, inputs)
+    done = export(network, tmp_path / "net.onnx", about)
+    assert done.length is None
+    session = onnxruntime.InferenceSession(str(done.path))
+    for count, length in ((1, 3), (3, 13)):
+        ids, mask = torch.randint(0, 24, (count, length)), torch.ones(count, length, dtype=torch.int64)
+        mask[0, -1] = 0
+        found = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+        with torch.no_grad():
+            expected = network(input_ids=ids, attention_mask=mask).logits
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=1e-4)
+
+
+class Placed(nn.Module):
+    """A network of texts with a fixed number of places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places, self.head = nn.Embedding(9, 4), nn.Parameter(torch.rand(6, 4)), nn.Linear(4, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x) + self.places)
+
+
+def test_a_file_says_how_many_tokens_a_text_must_have_if_the_network_fixes_that(tmp_path: Path) -> None:
+    about = Signature((6,), True, (6,), True, 9, 9, None, None, None)
+    assert export(Placed().eval(), tmp_path / "net.onnx", about).length == 6
+    assert export(Placed().eval(), tmp_path / "net.pt2", about).length == 6
+    assert export(Placed().eval(), tmp_path / "net.safetensors", about).length is None
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -174,8 +174,13 @@ class Switching(ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return self._note.input_shape
+        """The shape of one sample; of the first input if there are several."""
+        return self._note.inputs[0].shape
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of one sample of each input by name; empty if there is one without a name."""
+        return {given.name: given.shape for given in self._note.inputs if given.name}
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -235,6 +240,17 @@ class Switching(ABC):
                 self._measured[label] = 1000 * statistics.median(times)
                 self.switch(size, robustness).forget()
             return dict(self._measured)
+
+    def _in_order(self, x: Any) -> list[tuple[Any, _Input]]:
+        """Each input with what the note says of it."""
+        wanted = self._note.inputs
+        if not wanted[0].name:
+            return [(x, wanted[0])]
+        given = sorted(map(str, x)) if isinstance(x, Mapping) else [f"one {type(x).__name__}"]
+        if given != sorted(one.name for one in wanted):
+            names = ", ".join(one.name for one in wanted)
+            raise BundleError(f"the network takes a mapping of {names}; given {', '.join(given)}")
+        return [(x[one.name], one) for one in wanted]
 
     def _costs(self, label: str) -> dict[str, float]:
         own = {"latency_ms": self._measured[label]} if label in self._measured else {}
@@ -322,15 +338,35 @@ class _Layout:
 
 
 @dataclass(frozen=True)
+class _Input:
+    """One input: its name, empty if it is the only one; the shape of one sample; whether it holds integers."""
+
+    name: str
+    shape: tuple[int, ...]
+    tokens: bool
+
+    def check(self, shape: Sequence[int], kind: str, kinds: Sequence[str], samples: int) -> None:
+        """Refuse an input of another shape or type, or with other numbers of samples than the first."""
+        what = f"input {self.name}" if self.name else "inputs"
+        has, are = ("has", "is") if self.name else ("have", "are")
+        if len(shape) == 0 or tuple(shape[1:]) != self.shape or shape[0] != samples:
+            count = "N" if shape and shape[0] == samples else str(samples)
+            wanted = ", ".join([count, *map(str, self.shape)])
+            raise BundleError(f"{what} {has} shape {tuple(shape)}; expected ({wanted}{',' * (not self.shape)})")
+        if kind not in kinds:
+            expected = "tokens as int64" if self.tokens else "float32, images in [0, 1]"
+            raise BundleError(f"{what} {are} {kind}; expected {expected}")
+
+
+@dataclass(frozen=True)
 class _Note:
     """The contents of a bundle's note."""
 
     sizes: tuple[str, ...]
     networks: dict[str, _Layout]
     graphs: list[dict[str, Any]]
-    input_shape: tuple[int, ...]
+    inputs: tuple[_Input, ...]
     output_shape: tuple[int, ...]
-    tokens: bool
     class_names: tuple[str, ...] | None
     about: dict[str, Any]
 
@@ -343,9 +379,8 @@ def _read_note(note: Mapping[str, Any]) -> _Note:
         sizes=tuple(networks),
         networks=networks,
         graphs=[dict(graph) for graph in note["graphs"]],
-        input_shape=_shape(note["input_shape"]),
+        inputs=_read_inputs(note),
         output_shape=_shape(note["output_shape"]),
-        tokens=note["tokens"] is True,
         class_names=None if names is None else tuple(str(name) for name in names),
         about=dict(note["about"]),
     )
@@ -353,6 +388,15 @@ def _read_note(note: Mapping[str, Any]) -> _Note:
     _demand(len(networks) == len(note["networks"]), "two sizes have one label")
     _demand(all(0 <= layout.graph < len(read.graphs) for layout in networks.values()), "a size has no program")
     return read
+
+
+def _read_inputs(note: Mapping[str, Any]) -> tuple[_Input, ...]:
+    """The inputs that a note lists, or the one without a name."""
+    if "inputs" not in note:
+        return (_Input("", _shape(note["input_shape"]), note["tokens"] is True),)
+    found = tuple(_Input(str(name), _shape(shape), tokens is True) for name, shape, tokens in note["inputs"])
+    _demand(len({one.name for one in found} - {""}) == len(found) > 0, "its inputs have no names, or equal ones")
+    return found
 
 
 def _read_layout(entry: Mapping[str, Any]) -> _Layout:
@@ -681,27 +725,25 @@ class Network(Switching):
             }
             self._source.keep(self._ready.values())
 
-    def __call__(self, x: Array) -> Array:
-        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`."""
+    def __call__(self, x: Array | Mapping[str, Array]) -> Array:
+        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`; of several inputs, a mapping by name."""
         used = self._in_use
         assert used is not None
-        if x.ndim == 0 or tuple(x.shape[1:]) != self.input_shape:
-            raise BundleError(
-                f"inputs have shape {tuple(x.shape)}; expected (N, {', '.join(map(str, self.input_shape))})"
-            )
-        wanted = np.int64 if self._note.tokens else np.float32
-        if x.dtype != wanted:
-            what = "tokens as int64" if self._note.tokens else "float32, images in [0, 1]"
-            raise BundleError(f"inputs are {x.dtype}; expected {what}")
+        given = self._in_order(x)
+        for array, about in given:
+            samples = len(given[0][0]) if array.ndim else 0
+            about.check(array.shape, str(array.dtype), ["int64" if about.tokens else "float32"], samples)
+        names = [f"x{place}" for place in range(len(given))] if len(given) > 1 else ["input"]
         try:
-            outputs: Array = used.session.run(None, {"input": x, **used.more})[0]
+            asked = {name: array for name, (array, _) in zip(names, given)}
+            outputs: Array = used.session.run(None, {**asked, **used.more})[0]
         except Exception as error:  # onnxruntime's exceptions have no common type
             raise BundleError(f"the network does not run on these inputs: {error}") from None
-        if outputs.shape != (len(x), *self._note.output_shape):
+        if outputs.shape != (len(given[0][0]), *self._note.output_shape):
             raise BundleError(f"the network returns {outputs.shape[1:]}; its note says {self._note.output_shape}")
         return outputs
 
-    def predict(self, x: Array) -> list[str]:
+    def predict(self, x: Array | Mapping[str, Array]) -> list[str]:
         """The name of the likeliest class of each sample, or its number if classes have no names."""
         outputs = self(x)
         if outputs.ndim != 2:
@@ -712,7 +754,8 @@ class Network(Switching):
         return [str(i) if names is None else names[i] for i in outputs.argmax(1).tolist()]
 
     def _try(self) -> Array:
-        return self(np.zeros((1, *self.input_shape), np.int64 if self._note.tokens else np.float32))
+        blank = {one.name: _blank(one) for one in self._note.inputs}
+        return self(blank if self.inputs else blank[""])
 
     def _begun(self, layout: _Layout, level: float | None) -> _Session:
         """A session of a size; of a level too, unless the graph mixes them."""
@@ -738,6 +781,12 @@ class Network(Switching):
         except Exception as error:  # onnxruntime's exceptions have no common type
             raise BundleError(f"the bundle's network does not run: {error}") from None
         return _Session(session.run, weights)
+
+
+def _blank(about: _Input) -> Array:
+    """One sample of an input: a text of tokens 0 that no mask hides, or zeros."""
+    ones = about.tokens and about.name.endswith("mask")
+    return np.full((1, *about.shape), int(ones), np.int64 if about.tokens else np.float32)
 
 
 # The tensors --------------------------------------------------------------------------------------

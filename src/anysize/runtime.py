@@ -242,8 +242,13 @@ class Switching(ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return self._note.input_shape
+        """The shape of one sample; of the first input if there are several."""
+        return self._note.inputs[0].shape
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of one sample of each input by name; empty if there is one without a name."""
+        return {given.name: given.shape for given in self._note.inputs if given.name}
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -303,6 +308,17 @@ class Switching(ABC):
                 self._measured[label] = 1000 * statistics.median(times)
                 self.switch(size, robustness).forget()
             return dict(self._measured)
+
+    def _in_order(self, x: Any) -> list[tuple[Any, _Input]]:
+        """Each input with what the note says of it."""
+        wanted = self._note.inputs
+        if not wanted[0].name:
+            return [(x, wanted[0])]
+        given = sorted(map(str, x)) if isinstance(x, Mapping) else [f"one {type(x).__name__}"]
+        if given != sorted(one.name for one in wanted):
+            names = ", ".join(one.name for one in wanted)
+            raise BundleError(f"the network takes a mapping of {names}; given {', '.join(given)}")
+        return [(x[one.name], one) for one in wanted]
 
     def _costs(self, label: str) -> dict[str, float]:
         own = {"latency_ms": self._measured[label]} if label in self._measured else {}
@@ -390,15 +406,35 @@ class _Layout:
 
 
 @dataclass(frozen=True)
+class _Input:
+    """One input: its name, empty if it is the only one; the shape of one sample; whether it holds integers."""
+
+    name: str
+    shape: tuple[int, ...]
+    tokens: bool
+
+    def check(self, shape: Sequence[int], kind: str, kinds: Sequence[str], samples: int) -> None:
+        """Refuse an input of another shape or type, or with other numbers of samples than the first."""
+        what = f"input {self.name}" if self.name else "inputs"
+        has, are = ("has", "is") if self.name else ("have", "are")
+        if len(shape) == 0 or tuple(shape[1:]) != self.shape or shape[0] != samples:
+            count = "N" if shape and shape[0] == samples else str(samples)
+            wanted = ", ".join([count, *map(str, self.shape)])
+            raise BundleError(f"{what} {has} shape {tuple(shape)}; expected ({wanted}{',' * (not self.shape)})")
+        if kind not in kinds:
+            expected = "tokens as int64" if self.tokens else "float32, images in [0, 1]"
+            raise BundleError(f"{what} {are} {kind}; expected {expected}")
+
+
+@dataclass(frozen=True)
 class _Note:
     """The contents of a bundle's note."""
 
     sizes: tuple[str, ...]
     networks: dict[str, _Layout]
     graphs: list[dict[str, Any]]
-    input_shape: tuple[int, ...]
+    inputs: tuple[_Input, ...]
     output_shape: tuple[int, ...]
-    tokens: bool
     class_names: tuple[str, ...] | None
     about: dict[str, Any]
 
@@ -411,9 +447,8 @@ def _read_note(note: Mapping[str, Any]) -> _Note:
         sizes=tuple(networks),
         networks=networks,
         graphs=[dict(graph) for graph in note["graphs"]],
-        input_shape=_shape(note["input_shape"]),
+        inputs=_read_inputs(note),
         output_shape=_shape(note["output_shape"]),
-        tokens=note["tokens"] is True,
         class_names=None if names is None else tuple(str(name) for name in names),
         about=dict(note["about"]),
     )
@@ -421,6 +456,15 @@ def _read_note(note: Mapping[str, Any]) -> _Note:
     _demand(len(networks) == len(note["networks"]), "two sizes have one label")
     _demand(all(0 <= layout.graph < len(read.graphs) for layout in networks.values()), "a size has no program")
     return read
+
+
+def _read_inputs(note: Mapping[str, Any]) -> tuple[_Input, ...]:
+    """The inputs that a note lists, or the one without a name."""
+    if "inputs" not in note:
+        return (_Input("", _shape(note["input_shape"]), note["tokens"] is True),)
+    found = tuple(_Input(str(name), _shape(shape), tokens is True) for name, shape, tokens in note["inputs"])
+    _demand(len({one.name for one in found} - {""}) == len(found) > 0, "its inputs have no names, or equal ones")
+    return found
 
 
 def _read_layout(entry: Mapping[str, Any]) -> _Layout:
@@ -750,25 +794,21 @@ class Network(Switching):
             self._rebuild()
         return self
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`."""
+    def __call__(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """The outputs for a batch of raw inputs of shape `(N, *input_shape)`; of several inputs, a mapping by name."""
         used, device = self._in_use, self.device
         assert used is not None
-        if x.dim() == 0 or tuple(x.shape[1:]) != self.input_shape:
-            raise BundleError(
-                f"inputs have shape {tuple(x.shape)}; expected (N, {', '.join(map(str, self.input_shape))})"
-            )
-        if self._note.tokens and x.dtype not in _INTEGERS:
-            raise BundleError(f"inputs are {x.dtype}; expected tokens as int64")
-        if not self._note.tokens and x.dtype != torch.float32:
-            raise BundleError(f"inputs are {x.dtype}; expected float32, images in [0, 1]")
+        given = self._in_order(x)
+        for tensor, about in given:
+            kinds = _INTEGERS if about.tokens else (torch.float32,)
+            about.check(tensor.shape, str(tensor.dtype), list(map(str, kinds)), len(given[0][0]) if tensor.dim() else 0)
         try:
             with torch.inference_mode():
-                return used.program.run(x.to(device), used.tensors)
+                return used.program.run([tensor.to(device) for tensor, _ in given], used.tensors)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise BundleError(f"the network does not run on these inputs: {_first_line(error)}") from error
 
-    def predict(self, x: Tensor) -> list[str]:
+    def predict(self, x: Tensor | Mapping[str, Tensor]) -> list[str]:
         """The name of the likeliest class of each sample, or its number if classes have no names."""
         outputs = self(x)
         if outputs.dim() != 2:
@@ -779,8 +819,8 @@ class Network(Switching):
         return [str(i) if names is None else names[i] for i in outputs.argmax(1).tolist()]
 
     def _try(self) -> Tensor:
-        kind = torch.int64 if self._note.tokens else torch.float32
-        return self(torch.zeros(1, *self.input_shape, dtype=kind)).cpu()  # an accelerator is done when it is here
+        blank = {one.name: _blank(one) for one in self._note.inputs}
+        return self(blank if self.inputs else blank[""]).cpu()  # an accelerator is done when it is here
 
     def _assembled(self, label: str, level: float | None) -> _InUse:
         """A network at a level, its tensors in the order of its program's inputs."""
@@ -1025,8 +1065,14 @@ class _Node:
         return self.function(*arguments, **options)
 
 
+def _blank(about: _Input, device: str = "cpu") -> Tensor:
+    """One sample of an input: a text of tokens 0 that no mask hides, or zeros."""
+    ones = about.tokens and about.name.endswith("mask")
+    return torch.full((1, *about.shape), int(ones), dtype=torch.int64 if about.tokens else torch.float32, device=device)
+
+
 class _Program:
-    """A network's operations in order. Value 0 is the input; each operation makes the next value."""
+    """A network's operations in order. Value 0 is the input, or all inputs in a row; each operation makes the next."""
 
     def __init__(self, graph: Mapping[str, Any]) -> None:
         nodes = unrolled(graph)
@@ -1045,11 +1091,11 @@ class _Program:
                 ending.setdefault(place, []).append(value)
         self._nodes = [self._node(node, place, ending.get(place, [])) for place, node in enumerate(nodes)]
 
-    def run(self, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """The output for an input."""
-        values: list[Any] = [x, *[None] * len(self._nodes)]
+    def run(self, inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
+        """The output for the inputs."""
+        values: list[Any] = [inputs[0] if len(inputs) == 1 else inputs, *[None] * len(self._nodes)]
         for place, node in enumerate(self._nodes):
-            values[place + 1] = node.called(values, tensors, x.device)
+            values[place + 1] = node.called(values, tensors, inputs[0].device)
             for value in node.done:
                 values[value] = None
         output: Tensor = values[self._output]
@@ -1057,11 +1103,11 @@ class _Program:
 
     def trial(self, note: _Note, bare: Sequence[Tensor]) -> None:
         """Refuse a program that does not run with these tensors on the meta device, or makes too large values."""
-        kind = torch.int64 if note.tokens else torch.float32
-        values: list[Any] = [torch.zeros(1, *note.input_shape, dtype=kind, device="meta")]
+        inputs = [_blank(one, "meta") for one in note.inputs]
+        values: list[Any] = [inputs[0] if len(inputs) == 1 else inputs]
         try:
             for node in self._nodes:
-                values.append(node.called(values, bare, values[0].device))
+                values.append(node.called(values, bare, inputs[0].device))
                 _demand(_size_bytes(values[-1]) <= _MOST_BYTES, "one of its values is larger than 1 GiB per sample")
             output = values[self._output]
             shape = tuple(output.shape)

@@ -3,7 +3,8 @@
 Two oracles know nothing of the tracer. A group narrowed alone gives what the full network gives with the dropped units
 silenced, unless something normalises over them or takes a size of theirs as a factor. And the full network gives the
 same answer with the units of its groups in another order, unless an order is built into it (rotary pairs, waves of
-positions, norms over groups of channels).
+positions, norms over groups of channels, what random rotations make of channels). A network that draws random numbers,
+as Reformer does, draws the same in every call.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Finding:
         moved: how many groups were tried in another order: all at once or, if that differs, a few alone.
         trace_s: the time of the trace.
         error: why it failed; empty if it did not.
+        keep: what the error says to keep whole, with which the network then narrows, runs and trains.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Finding:
     moved: int = 0
     trace_s: float = 0.0
     error: str = ""
+    keep: tuple[str, ...] = ()
 
     def as_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,6 +79,13 @@ def first(answer: Any) -> Tensor:
     while not isinstance(answer, Tensor):
         answer = next(iter(answer.values())) if isinstance(answer, dict) else answer[0]
     return answer
+
+
+def answered(network: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The first tensor that a network returns, whatever it draws being the same every time."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return first(network(*inputs))
 
 
 def parameters_of(network: nn.Module) -> int:
@@ -129,10 +139,8 @@ def agreeing_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axe
     exact = 0
     for name in chosen:
         kept = axes.kept({name: 0.5})
-        with torch.no_grad():
-            small = az.narrow(network, axes, kept, verify=False).eval()(*inputs)
-            full = silenced(network, axes, name, kept)(*inputs)
-        exact += equal(first(small), first(full))
+        small = az.narrow(network, axes, kept, verify=False).eval()
+        exact += equal(answered(small, inputs), answered(silenced(network, axes, name, kept), inputs))
     return exact, len(chosen)
 
 
@@ -161,12 +169,11 @@ def reorder(network: nn.Module, axes: az.Axes, groups: Sequence[str]) -> nn.Modu
 def movable_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 4) -> tuple[int, int]:
     """How many groups may have their units in another order; of how many that were tried."""
     groups = [group.name for group in axes.groups if group.size > 1 and _alike(group)]
-    with torch.no_grad():
-        full = first(network(*inputs))
-        if equal(first(reorder(network, axes, groups)(*inputs)), full):
-            return len(groups), len(groups)
-        chosen = groups[:: max(1, len(groups) // most)][:most]
-        return sum(equal(first(reorder(network, axes, [name])(*inputs)), full) for name in chosen), len(chosen)
+    full = answered(network, inputs)
+    if equal(answered(reorder(network, axes, groups), inputs), full):
+        return len(groups), len(groups)
+    chosen = groups[:: max(1, len(groups) // most)][:most]
+    return sum(equal(answered(reorder(network, axes, [name]), inputs), full) for name in chosen), len(chosen)
 
 
 def _alike(group: Group) -> bool:
@@ -179,20 +186,11 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
     """Everything that is asked of a network; raises what it raises."""
     network, inputs = built(entry)
     found = Finding(entry.name)
-    with torch.no_grad():
-        full = first(network(*inputs))
     started = time.perf_counter()
     axes = az.trace(network, inputs)
     found.trace_s = round(time.perf_counter() - started, 2)
     found.groups = len(axes.groups)
-    counts = [parameters_of(network)]
-    for width in WIDTHS:
-        small = az.narrow(network, axes, width).eval()
-        with torch.no_grad():
-            assert first(small(*inputs)).shape == full.shape, "the output has another shape"
-        counts.append(parameters_of(small))
-        train_one_step(small, inputs)
-    found.parameters = tuple(counts)
+    found.parameters = counts = narrowed(network, inputs, axes)
     assert counts[1] < 0.75 * counts[0], f"half the width has {counts[1]} of {counts[0]} parameters"
     assert counts[2] < 0.75 * counts[1] or counts[2] < 0.45 * counts[0], (
         f"a quarter has {counts[2]}, a half {counts[1]}"
@@ -201,3 +199,25 @@ def check(entry: Entry, *, oracle: bool = True) -> Finding:
         found.exact, found.tried = agreeing_groups(network, inputs, axes)
         found.reordered, found.moved = movable_groups(network, inputs, axes)
     return found
+
+
+def narrowed(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes) -> tuple[int, ...]:
+    """The parameters of the whole network and at each width, at which it must run and learn."""
+    with torch.no_grad():
+        full = first(network(*inputs))
+    counts = [parameters_of(network)]
+    for width in WIDTHS:
+        small = az.narrow(network, axes, width).eval()
+        with torch.no_grad():
+            assert first(small(*inputs)).shape == full.shape, "the output has another shape"
+        counts.append(parameters_of(small))
+        train_one_step(small, inputs)
+    return tuple(counts)
+
+
+def way_out(entry: Entry, keep: Sequence[str]) -> tuple[int, ...]:
+    """The parameters at each width with these layers kept whole, as the error of a refused network advises."""
+    network, inputs = built(entry)
+    counts = narrowed(network, inputs, az.trace(network, inputs, keep=keep))
+    assert counts[0] > counts[1] > counts[2], f"{counts} parameters"
+    return counts

@@ -336,6 +336,8 @@ def customize(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {bytes_text(done.size_bytes)}")
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+    if done.length is not None:
+        say(f"it takes texts of exactly {done.length} tokens: the network's code, or this format, fixes their number")
     if chosen.label not in {offered.label for offered in made.offered}:
         metric = made.experiment.task.metric
         say(f"width {chosen.width} was never trained; its {metric}: anysize evaluate {directory} --size {size}")

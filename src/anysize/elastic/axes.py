@@ -146,6 +146,9 @@ class _Found:
     example: tuple[Tensor, ...]
     overrides: Mapping[str, str]
     heads: Heads
+    parameters: tuple[str, ...]  # each once, under its first name
+    unread: frozenset[str]  # the tensors that the forward never reads
+    accepted: frozenset[str]  # the tensors that `keep` names
 
 
 class Axes:
@@ -296,6 +299,38 @@ class Axes:
         for plane in extent.planes:
             result &= alive[plane].movedim(extent.axis, 0).reshape(extent.size, -1).any(1)
         return result[: extent.stop]
+
+    def check_shrinks(self) -> None:
+        """Refuse a network most of whose parameters have the same size at every width, unless `keep` names them.
+
+        Raises:
+            ModelError: they are two thirds of all: at half the width the network would have three quarters or more.
+
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+        >>> trace(net, torch.zeros(2, 3)).check_shrinks()
+        """
+        counts = {name: math.prod(self._all_shapes[name]) for name in self.found.parameters}
+        stuck = {name: n for name, n in counts.items() if name not in self.found.accepted and not self._moves(name)}
+        left, allowed = sum(stuck.values()), 2 * sum(counts.values()) // 3
+        if left <= allowed:
+            return
+        unread = sum(n for name, n in stuck.items() if name in self.found.unread)
+        reason = f"; the forward never reads {unread:,} of them, so leave their layers out" if unread else ""
+        large: list[str] = []
+        for name in sorted(stuck, key=lambda name: -stuck[name]):
+            if left > allowed:
+                large.append(_layer(name))
+                left -= stuck[name]
+        raise ModelError(
+            f"too little of the network can be narrowed: {sum(stuck.values()):,} of {sum(counts.values()):,} "
+            f"parameters have the same size at every width, most of them in {large[0]}{reason}. To narrow the rest all "
+            f"the same, name those that stay, as in keep={[*dict.fromkeys(large)]}"
+        )
+
+    def _moves(self, name: str) -> bool:
+        """Whether any element of a tensor can be dropped, or could be if `keep` allowed it."""
+        rows = (atoms for atoms in self.found.atoms[name] if atoms is not None)
+        return any(bool((self.found.group[atoms] >= 0).any()) for atoms in rows)
 
     def attributes(self, kept: Kept) -> dict[str, int]:
         """The integers on the user's modules that change with the width, by dotted path.
@@ -475,7 +510,7 @@ def trace(
         for row in ran.atoms[name]:
             classes.pin(row) if row is not None else None
     fixed = _kept_roots(ran.tracer, ran.atoms, matched)
-    return _assemble(module, ran, inputs, head, fixed, heads, dict(attributes or {}))
+    return _assemble(module, ran, inputs, head, fixed, heads, dict(attributes or {}), frozenset(matched))
 
 
 def _paths(name: str) -> list[str]:
@@ -538,6 +573,7 @@ def _assemble(
     fixed: np.ndarray[Any, np.dtype[np.int64]],
     heads: Heads,
     overrides: Mapping[str, str],
+    accepted: frozenset[str],
 ) -> Axes:
     """Turn classes into groups."""
     classes = ran.tracer.classes
@@ -586,6 +622,9 @@ def _assemble(
         example=tuple(_remembered(part) for part in example),
         overrides=overrides,
         heads=heads,
+        parameters=tuple(name for name, _ in module.named_parameters()),
+        unread=frozenset(ran.unused),
+        accepted=accepted,
     )
     return Axes(
         groups,

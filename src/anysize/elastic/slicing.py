@@ -280,7 +280,8 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
         verify: Whether to check widths not checked before.
 
     Raises:
-        ModelError: If the narrowed module does not run, or combines units that the full one keeps apart.
+        ModelError: If the narrowed module does not run, or combines units that the full one keeps apart, or if most
+            parameters of the network have the same size at every width.
 
     >>> from anysize.elastic.axes import trace
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
@@ -303,6 +304,8 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
     for dotted, value in axes.attributes(kept).items():
         assign(result, dotted, value)
     if verify and kept not in axes.verified:
+        if kept != axes.kept(1.0):
+            axes.check_shrinks()
         _verify(result, axes, kept)
         axes.verified.add(kept)
     return result

@@ -19,8 +19,9 @@ from anysize import runtime
 from anysize.elastic.axes import Axes
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
-from anysize.exports.formats import Exported, silenced, traced
+from anysize.exports.formats import Exported, dynamic, silenced, traced
 from anysize.exports.packing import PLAIN, Entry, Extras, Form, Reader, write
+from anysize.inputs import Input, Inputs, tensors_in
 from anysize.wire import Json, Tensors
 
 _ON_NUMBERS: Mapping[Any, str] = {
@@ -61,7 +62,7 @@ class _Torch(Form):
 
     formats = (runtime.FORMAT, runtime.REDUCED)
 
-    def traced(self, entry: Entry, inputs: Tensor, path: Path) -> tuple[Json, list[str], Tensors]:
+    def traced(self, entry: Entry, inputs: Input, path: Path) -> tuple[Json, list[str], Tensors]:
         first = next(iter(entry.networks.values()))
         with traced("torch.export", path), warnings.catch_warnings(), silenced("torch.export"):
             warnings.simplefilter("ignore")
@@ -81,17 +82,17 @@ class _Read(Reader):
     def switch(self, size: str, robustness: float | None) -> None:
         self._network.switch(size, robustness)
 
-    def outputs(self, x: Tensor) -> Tensor:
-        return self._network(x)
+    def outputs(self, x: Input) -> Tensor:
+        return self._network(dict(x.items()) if isinstance(x, Inputs) else x)
 
     def latencies(self) -> Mapping[str, float]:
         return self._network.measure()
 
 
-def traced_program(network: nn.Module, inputs: Tensor) -> tuple[Json, list[str], Tensors]:
+def traced_program(network: nn.Module, inputs: Input) -> tuple[Json, list[str], Tensors]:
     """The network's operations, the names of the tensors that they use, in order, and the constants among these."""
-    shapes = ({0: torch.export.Dim.AUTO},)  # reading the file back shows whether the batch size became a constant
-    exported = torch.export.export(network, (inputs,), dynamic_shapes=shapes)
+    shapes = dynamic(network, inputs, batch=torch.export.Dim.AUTO)  # reading the file back shows whether it is constant
+    exported = torch.export.export(network, tensors_in(inputs), dynamic_shapes=shapes)
     # Keep operations few and large; decompose only those that torch.export leaves in place of others.
     forms: list[Callable[[], Any]] = [
         lambda: exported,
@@ -126,10 +127,14 @@ class _Written:
         (output,) = (node for node in program.graph.nodes if node.op == "output")
         needed = _needed(output)
         (result,) = output.args[0]
+        given = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in self._inputs]
+        for place, node in enumerate(given):
+            self._written[node.name] = "#0"  # the input or, if there are several, all of them in a row
+            if len(given) > 1:
+                nodes.append([self._number("getitem"), ["#0", place]])
+                self._written[node.name] = f"#{len(nodes)}"
         for node in program.graph.nodes:
-            if node.op == "placeholder" and node.name not in self._inputs:
-                self._written[node.name] = "#0"
-            elif node.op == "call_function" and node in needed:
+            if node.op == "call_function" and node in needed:
                 nodes.append(self._node(node))
                 self._written[node.name] = f"#{len(nodes)}"
         last = self._argument(result)
@@ -141,13 +146,17 @@ class _Written:
         name = _ON_NUMBERS.get(node.target, str(node.target))
         if not runtime.known_operation(name):
             self.foreign.add(name)
-        if name not in self._operations:
-            self._operations.append(name)
         options = {
             key: self._argument(value) for key, value in node.kwargs.items() if key not in _PLACES and value is not None
         }
-        written = [self._operations.index(name), [self._argument(argument) for argument in node.args]]
+        written = [self._number(name), [self._argument(argument) for argument in node.args]]
         return [*written, options] if options else written
+
+    def _number(self, name: str) -> int:
+        """An operation's place in the list of those that the program uses."""
+        if name not in self._operations:
+            self._operations.append(name)
+        return self._operations.index(name)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):

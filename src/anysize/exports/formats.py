@@ -24,7 +24,7 @@ from anysize.elastic.skeleton import tensors_of
 from anysize.elastic.tracing.forward import unread_masks
 from anysize.errors import ModelError, unknown
 from anysize.experiment.signature import Signature
-from anysize.inputs import Input, Inputs, named, tensors_in
+from anysize.inputs import Input, Inputs, mapped, named, tensors_in
 from anysize.models import Keyed, keyed, plain, vocabulary
 from anysize.models.keyed import is_pretrained_model
 from anysize.models.pretrained import distance, refitted
@@ -42,11 +42,13 @@ class Exported:
         path: the file.
         size_bytes: its length.
         difference: the largest difference between its outputs and the network's, on random inputs.
+        length: how many tokens a text must have; None if any number will do, or if inputs are no texts.
     """
 
     path: Path
     size_bytes: int
     difference: float
+    length: int | None = None
 
 
 def export(network: nn.Module, path: str | Path, signature: Signature, about: Json | None = None) -> Exported:
@@ -54,8 +56,9 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
 
     Args:
         network: a network in evaluation mode, with fixed statistics.
-        path: a path that ends in .onnx (any number of samples in a batch), .pt2 (torch.export) or .safetensors
-            (weights); or a folder, for a network of transformers, which its `from_pretrained` opens.
+        path: a path that ends in .onnx or .pt2 (torch.export), both for any number of samples in a batch and, where
+            the network's code allows it, texts of any length; in .safetensors (weights); or a folder, for a network of
+            transformers, which its `from_pretrained` opens.
         signature: shapes and types of its inputs.
         about: facts to store with the weights, if the format can.
     """
@@ -65,19 +68,54 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
     if not path.suffix:
         return _export_folder(network, path, inputs, about or {})
     ending = path.suffix.lower()
-    write, read = _FORMATS[ending]
-    network = keyed(network, signature.names)
-    with torch.no_grad():
-        expected = network.eval()(inputs)
+    network = keyed(network, signature.names).eval()
     try:
         with replaced(path, ending) as new:
-            write(network, new, inputs, about or {})
-            difference = _difference(read(network, new, inputs), expected)
-            if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-                raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
+            difference, length = _written(network, new, inputs, about or {}, ending)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
-    return Exported(path, path.stat().st_size, difference)
+    return Exported(path, path.stat().st_size, difference, length)
+
+
+def _written(network: nn.Module, path: Path, inputs: Input, about: Json, ending: str) -> tuple[float, int | None]:
+    """Write a network, for texts of any length if that works, and compare: the difference, and the length it needs."""
+    write, read = _FORMATS[ending]
+    length = None if ending == ".safetensors" else text_length(inputs)
+    shorter = None if length is None else _shortened(network, inputs, length)
+    if shorter is not None:
+        with contextlib.suppress(ModelError):
+            write(network, path, inputs, about, True)
+            return max(_compared(network, path, x, read) for x in (inputs, shorter)), None
+    write(network, path, inputs, about, False)
+    return _compared(network, path, inputs, read), length
+
+
+def _shortened(network: nn.Module, inputs: Input, length: int) -> Input | None:
+    """The first half of the texts and one token more; None if the network does not run on that."""
+    shorter: Input = mapped(inputs, lambda tensor: tensor[:, : length // 2 + 1])
+    try:
+        with torch.no_grad():
+            network(shorter)
+    except Exception:  # a network's code may raise anything
+        return None
+    return shorter if length > 2 else None
+
+
+def _compared(network: nn.Module, path: Path, inputs: Input, read: _Read) -> float:
+    """The largest difference between a file's outputs and the network's, which must be small."""
+    with torch.no_grad():
+        expected = network(inputs)
+    difference = _difference(read(network, path, inputs), expected)
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise ModelError(f"{path}: the written file's outputs differ from the network's by {difference:g}")
+    return difference
+
+
+def text_length(inputs: Input) -> int | None:
+    """How many tokens each text has, if all inputs are texts of one length; None otherwise."""
+    shapes = {tuple(tensor.shape) for tensor in tensors_in(inputs)}
+    texts = all(tensor.dim() == 2 and not tensor.is_floating_point() for tensor in tensors_in(inputs))
+    return next(iter(shapes))[1] if texts and len(shapes) == 1 else None
 
 
 def check_path(path: Path, endings: Collection[str] | None = None) -> None:
@@ -158,15 +196,17 @@ def _difference(outputs: Tensor, expected: Tensor) -> float:
     return float((outputs - expected).abs().max())
 
 
-def _write_onnx(network: nn.Module, path: Path, inputs: Input, about: Json) -> None:
+def _write_onnx(network: nn.Module, path: Path, inputs: Input, about: Json, any_length: bool) -> None:
     if (missing := onnx_needs()) is not None:
         raise ModelError(missing)
-    program = onnx_program(network, inputs, path)
+    program = onnx_program(network, inputs, path, any_length=any_length)
     program.model.metadata_props["anysize"] = json.dumps(about, sort_keys=True)
     program.save(str(path), external_data=False)
 
 
-def onnx_program(network: nn.Module, inputs: Input, path: Path, optimize: bool = True) -> torch.onnx.ONNXProgram:
+def onnx_program(
+    network: nn.Module, inputs: Input, path: Path, optimize: bool = True, any_length: bool = False
+) -> torch.onnx.ONNXProgram:
     """The network in ONNX's operations, for any number of samples.
 
     Args:
@@ -174,6 +214,7 @@ def onnx_program(network: nn.Module, inputs: Input, path: Path, optimize: bool =
         inputs: an example.
         path: the file that it is for.
         optimize: whether weights may be changed ahead, so that the graph does less.
+        any_length: whether texts may have any number of tokens too.
     """
     quiet = contextlib.redirect_stdout(io.StringIO())
     with traced("ONNX", path), warnings.catch_warnings(), quiet, silenced("torch.onnx", "onnxscript"):
@@ -184,16 +225,24 @@ def onnx_program(network: nn.Module, inputs: Input, path: Path, optimize: bool =
             dynamo=True,
             input_names=[name or "input" for name, _ in named(inputs)],
             output_names=["output"],
-            dynamic_shapes=_any_batch(network, inputs),
+            dynamic_shapes=dynamic(network, inputs, any_length),
             optimize=optimize,
         )
     assert program is not None
     return program
 
 
-def _any_batch(network: nn.Module, inputs: Input) -> Any:
-    """That each input may have any number of samples, in the form of the network's arguments."""
-    each = tuple({0: torch.export.Dim("batch")} for _ in tensors_in(inputs))
+def dynamic(network: nn.Module, inputs: Input, any_length: bool = False, batch: Any = None) -> Any:
+    """That each input may have any number of samples, and of tokens, in the form of the network's arguments.
+
+    Args:
+        network: a module of the inputs.
+        inputs: an example.
+        any_length: whether the second axis is free too.
+        batch: the kind of free axis that counts samples; by default one that must not become a constant.
+    """
+    sizes = {0: batch or torch.export.Dim("batch")} | ({1: torch.export.Dim("length")} if any_length else {})
+    each = tuple(dict(sizes) for _ in tensors_in(inputs))
     return (each,) if isinstance(network, Keyed) else each  # one argument that takes all inputs
 
 
@@ -203,14 +252,18 @@ def _run_onnx(network: nn.Module, path: Path, inputs: Input) -> Tensor:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     # Also one sample at a time: a batch size that became a constant would show here.
     given = [[(name or "input", t.numpy()) for name, t in named(inputs[i : i + 1])] for i in range(len(inputs))]
-    rows = [session.run(None, dict(row))[0] for row in given]
+    try:
+        rows = [session.run(None, dict(row))[0] for row in given]
+    except Exception as error:  # onnxruntime's exceptions have no common type
+        raise ModelError(f"{path}: the written file does not run: {error}") from None
     return torch.cat([torch.from_numpy(row) for row in rows])
 
 
-def _write_program(network: nn.Module, path: Path, inputs: Input, about: Json) -> None:
+def _write_program(network: nn.Module, path: Path, inputs: Input, about: Json, any_length: bool) -> None:
     with traced("torch.export", path), warnings.catch_warnings(), silenced("torch.export"):
         warnings.simplefilter("ignore")
-        program = torch.export.export(network, tensors_in(inputs), dynamic_shapes=_any_batch(network, inputs))
+        shapes = dynamic(network, inputs, any_length)
+        program = torch.export.export(network, tensors_in(inputs), dynamic_shapes=shapes)
         torch.export.save(program, str(path), extra_files={"anysize.json": json.dumps(about, sort_keys=True)})
 
 
@@ -220,7 +273,7 @@ def _run_program(network: nn.Module, path: Path, inputs: Input) -> Tensor:
         return torch.cat([module(*tensors_in(inputs[i : i + 1])) for i in range(len(inputs))])
 
 
-def _write_weights(network: nn.Module, path: Path, inputs: Input, about: Json) -> None:
+def _write_weights(network: nn.Module, path: Path, inputs: Input, about: Json, any_length: bool) -> None:
     safetensors.torch.save_file(tensors_of(network), path, {"anysize": json.dumps(about, sort_keys=True)})
 
 
@@ -264,7 +317,7 @@ def silenced(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-_Write = Callable[[nn.Module, Path, Input, Json], None]
+_Write = Callable[[nn.Module, Path, Input, Json, bool], None]
 _Read = Callable[[nn.Module, Path, Input], Tensor]
 _FORMATS: dict[str, tuple[_Write, _Read]] = {
     ".onnx": (_write_onnx, _run_onnx),

@@ -1,8 +1,9 @@
 """One file for a device without PyTorch: every size of a run as ONNX graphs over shared tensors.
 
 `anysize.onnx_runtime` reads it; `packing` says how the tensors are stored. A graph holds no weights, only the names t0,
-t1, ... of the tensors that it gets. Where a method mixes robustness, the graph has the input "robustness", and mixes a
-tensor t3 that changes with it from l3, its numbers at the low end, and h3, those at the high end.
+t1, ... of the tensors that it gets; several inputs are x0, x1, ... in it. Where a method mixes robustness, the graph
+has the input "robustness", and mixes a tensor t3 that changes with it from l3, its numbers at the low end, and h3,
+those at the high end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
 from anysize.exports.formats import Exported, onnx_needs, onnx_program
 from anysize.exports.packing import PLAIN, Entry, Extras, Form, Reader, changing, write
+from anysize.inputs import Input, Inputs
 from anysize.wire import Json, Tensors
 
 _INLINE = 64  # entries; a larger constant is stored with the tensors
@@ -46,7 +48,7 @@ class _Onnx(Form):
 
     formats = ("anysize-onnx-1", "anysize-onnx-2")
 
-    def traced(self, entry: Entry, inputs: Tensor, path: Path) -> tuple[bytes, list[str], Tensors]:
+    def traced(self, entry: Entry, inputs: Input, path: Path) -> tuple[bytes, list[str], Tensors]:
         first = next(iter(entry.networks.values()))
         model = onnx_program(first, inputs, path, optimize=False).model_proto
         if model.functions:
@@ -82,8 +84,9 @@ class _Read(Reader):
     def switch(self, size: str, robustness: float | None) -> None:
         self._network.switch(size, robustness)
 
-    def outputs(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(self._network(x.numpy()))
+    def outputs(self, x: Input) -> Tensor:
+        given = {name: t.numpy() for name, t in x.items()} if isinstance(x, Inputs) else x.numpy()
+        return torch.from_numpy(self._network(given))
 
     def latencies(self) -> Mapping[str, float]:
         return self._network.measure()
@@ -104,15 +107,18 @@ def _bare(model: Any, names: Sequence[str], mixed: Sequence[int]) -> bytes:
         names: the tensors, t0, t1, ... from now on.
         mixed: the places of those that are mixed from two.
     """
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, ValueInfoProto, helper
 
     graph = model.graph
     short = {name: f"t{place}" for place, name in enumerate(names)}
     short |= {value: f"v{place}" for place, value in enumerate(value for node in graph.node for value in node.output)}
-    short |= {value.name: value.name for value in (*graph.input, *graph.output)}
+    several = len(graph.input) > 1  # then names that no tensor of the graph has
+    short |= {value.name: f"x{place}" if several else "input" for place, value in enumerate(graph.input)}
+    short |= {value.name: value.name for value in graph.output}
     short[""] = ""
     nodes = [_short(node, short) for node in graph.node]
-    inputs, initial = list(graph.input), []
+    inputs: list[Any] = [ValueInfoProto(name=short[value.name], type=value.type) for value in graph.input]
+    initial = []
     for place, tensor in enumerate(i for name in names for i in graph.initializer if i.name == name):
         ends = (f"l{place}", f"h{place}") if place in mixed else (f"t{place}",)
         initial += [_outside(tensor, name) for name in ends]

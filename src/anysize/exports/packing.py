@@ -28,6 +28,8 @@ from anysize.elastic.slicing import take
 from anysize.errors import ModelError, unknown
 from anysize.experiment.signature import Signature
 from anysize.exports.formats import Exported, check_path, sample_inputs
+from anysize.inputs import Input
+from anysize.models import vocabulary
 from anysize.runtime import Recipe
 from anysize.wire import Json, Tensors
 
@@ -65,7 +67,7 @@ class Entry:
     costs: Mapping[str, float] = field(default_factory=dict)
 
 
-Judge = Callable[[Callable[[Tensor], Tensor]], Mapping[str, float]]
+Judge = Callable[[Callable[[Input], Tensor]], Mapping[str, float]]
 """The task's metrics of a network on the test set."""
 
 
@@ -101,7 +103,7 @@ class Reader(ABC):
         """Use another network."""
 
     @abstractmethod
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Input) -> Tensor:
         """Of the network in use."""
 
     @abstractmethod
@@ -116,7 +118,7 @@ class Form(ABC):
     """The file's format with all weights in float32, and with some in fewer bits."""
 
     @abstractmethod
-    def traced(self, entry: Entry, inputs: Tensor, path: Path) -> tuple[Any, list[str], Tensors]:
+    def traced(self, entry: Entry, inputs: Input, path: Path) -> tuple[Any, list[str], Tensors]:
         """A size's program, the names of the tensors that it uses, in order, and the constants among these."""
 
     @abstractmethod
@@ -140,7 +142,7 @@ def write(
     """Write the sizes as one file, and check the file against the networks; see `bundle.write_bundle`."""
     check_path(path, [ENDING])
     private = None if extras.key is None else _private(extras.key)
-    inputs = sample_inputs(signature, 3)
+    inputs = sample_inputs(signature, 3, vocabulary(next(iter(entries[-1].networks.values()))))
     packed = _packed(entries, inputs, signature, axes, about, path, form)
     try:
         with replaced(path) as new:
@@ -245,7 +247,7 @@ def _private(key: Path) -> Any:
 
 def _packed(
     entries: Sequence[Entry],
-    inputs: Tensor,
+    inputs: Input,
     signature: Signature,
     axes: Axes,
     about: Json,
@@ -276,12 +278,19 @@ def _packed(
         "input_shape": list(signature.input_shape),
         "output_shape": list(output.shape[1:]),
         "tokens": signature.tokens,
+        **(
+            {}
+            if signature.inputs is None
+            else {"inputs": [[name, list(of), ints] for name, of, ints in signature.inputs]}
+        ),
         "class_names": list(signature.class_names) if signature.class_names else None,
         "graphs": listed,
         "networks": networks,
         "whole": list(store.whole),
         "small": [list(tensor.shape) for tensor in store.small],
     }
+    if signature.inputs is not None:
+        note["inputs"] = [[name, list(shape), integers] for name, shape, integers in signature.inputs]
     return Packed(note, store.whole, store.small, graphs)
 
 
@@ -500,7 +509,7 @@ def _runs(places: Tensor) -> int | list[list[int]]:
     return runs[0][1] if len(runs) == 1 and runs[0][0] == 0 else runs
 
 
-def _differences(entries: Sequence[Entry], reader: Reader, inputs: Tensor) -> Iterator[float]:
+def _differences(entries: Sequence[Entry], reader: Reader, inputs: Input) -> Iterator[float]:
     """For each size, the largest difference between the network's outputs and the bundle's, relative to the outputs."""
     for entry in entries:
         for level, network in entry.networks.items():

@@ -1,4 +1,4 @@
-"""Transformers over patches of an image."""
+"""Blocks of attention, and transformers over patches of an image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from anysize.models.shapes import image, positive
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each after a norm and with a shortcut."""
+    """Attention and two linear layers, each after a norm and with a shortcut.
 
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
+    Args:
+        width: channels of a token.
+        heads: heads of the attention.
+        hidden: channels between the two linear layers.
+        causal: a token attends to itself and to earlier ones alone.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1 = nn.LayerNorm(width)
         self.queries = nn.Linear(width, width)
         self.keys = nn.Linear(width, width)
@@ -30,7 +37,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         seen = self.norm1(x)
         parts = [layer(seen).unflatten(-1, (self.heads, -1)) for layer in (self.queries, self.keys, self.values)]
-        mixed = nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts))
+        queries, keys, values = (part.transpose(1, 2) for part in parts)  # (N, heads, T, width / heads)
+        mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         beside: Tensor = self.contract(self.active(self.expand(self.norm2(x))))
         return x + beside

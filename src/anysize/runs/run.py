@@ -33,7 +33,7 @@ from anysize.exports.bundle import write_bundle
 from anysize.exports.formats import Exported, sample_inputs
 from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry, Extras, Judge, Precision
-from anysize.inputs import Inputs
+from anysize.inputs import Input
 from anysize.methods.capabilities import Factored, Mixture, OnBase, levels_of, offered_sizes
 from anysize.methods.size import Levels, Size
 from anysize.models import plain, vocabulary
@@ -207,9 +207,6 @@ class Run:
             key: a file with the private key (ed25519, PEM) that signs the bundle.
         """
         example = self.experiment.signature.example(1)
-        if isinstance(example, Inputs):
-            names = ", ".join(example)
-            raise ModelError(f"a bundle holds networks of one input; this one takes {names}: write it as .onnx or .pt2")
         context, method, levels = self.experiment.context, self.experiment.method, self.levels
         chosen = self.offered if sizes is None else [self.size(size) for size in sizes]
         values: Sequence[float | None] = [None] if levels is None else levels.values
@@ -391,11 +388,11 @@ class Run:
 class _Called(nn.Module):
     """A function of inputs, as a module."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Input], Tensor]) -> None:
         super().__init__()
         self._function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Input) -> Tensor:
         """What the function returns."""
         return self._function(x)
 

@@ -64,7 +64,7 @@ class SizeWatch(TorchFunctionMode):
             return result
         if func == _SHAPE or name in ("size", "numel", "nelement"):
             return self._asked(args[0], result, args[1:], kwargs, count=name in ("numel", "nelement"))
-        if name in _NOTERS and (isinstance(result, Tensor) or name.startswith("split")):
+        if name in _NOTERS and isinstance(result, Tensor | tuple | list):
             if not args:  # all by keyword
                 args = [value for key, value in kwargs.items() if key in ("input", "tensor", "self")]
             with self.tracer.pause(), plainly():
@@ -112,6 +112,11 @@ class SizeWatch(TorchFunctionMode):
         listed = [sizes] * len(given.result) if isinstance(sizes, int) else list(sizes or ())
         for size, part in zip(listed, given.result):
             self._sized([size], part, given.axis(2))
+
+    def attended(self, given: _Given) -> None:
+        """Torch's own attention: the channels that it is told to expect."""
+        query = given.get(0, "query")
+        self._sized([given.get(3, "embed_dim_to_check")], query, query.dim() - 1)
 
     def convolved(self, given: _Given) -> None:
         """A depthwise convolution: its groups are the channels."""
@@ -166,6 +171,7 @@ _NOTERS: dict[str, Callable[[SizeWatch, _Given], None]] = {
     **dict.fromkeys(("split", "split_with_sizes"), SizeWatch.parted),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), SizeWatch.convolved),
     "arange": SizeWatch.counted,
+    "multi_head_attention_forward": SizeWatch.attended,
     "unflatten": SizeWatch.unflattened,
     "narrow": SizeWatch.narrowed,
     "__getitem__": SizeWatch.indexed,
