@@ -46,7 +46,6 @@ OTHERS = {
     "vgg11": trained("vgg11", IMAGES, 64),
     "resnet20": trained("resnet20", IMAGES, 128),
     "gpt, narrow and deep": trained(OWN, TOKENS, 8, width=192, depth=12, heads=3),
-    "text-lstm": trained("text-lstm", TOKENS, 32),
 }
 """These are only predicted."""
 DATA = """

@@ -115,7 +115,7 @@ def test_attention_with_dropout_is_taken_apart_as_a_processor_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "vit-tiny", "char-lstm", "vgg11", "text-lstm"])
+@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "vit-tiny", "char-lstm", "vgg11"])
 def test_a_real_process_takes_what_is_predicted(tmp_path: Path, name: str) -> None:
     for step in ("--message", "--answer"):
         command = [sys.executable, str(BENCHMARK), step, str(tmp_path), name, "1.0"]
