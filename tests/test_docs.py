@@ -453,7 +453,7 @@ def test_tables_of_the_scaling_page_are_made_from_the_measured_results() -> None
 
 
 def test_the_way_of_one_board_runs_from_its_file_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The experiment lays out a fleet; its network, trained in this process instead, gives the bundle that is fitted."""
+    """The experiment lays out a fleet; a narrower network, trained in this process, gives the bundle that is fitted."""
     page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
     text = page.split("## One board, from measure to fit")[1]
     file = tmp_path / "boards.toml"
