@@ -2,7 +2,8 @@
 
 Every measurement is a process of its own, which does what the worker of `anysize join` does: it reads the device's
 file, learns the experiment from the server's hello, checks the message, trains, and packs the answer. The peak of its
-resident memory is read from /proc, and so is what it has before the message comes.
+resident memory is read from /proc, and so is what it has before the message comes. Every measurement is made three
+times, since no two processes place their blocks of memory alike.
 
 `python benchmarks/device_memory.py` writes benchmarks/device_memory.json; `--table` prints it for the docs.
 """
@@ -10,6 +11,7 @@ resident memory is read from /proc, and so is what it has before the message com
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from typing import Any
 
 OUT = Path(__file__).with_name("device_memory.json")
 CAPACITIES = [0.2, 1.0]
+REPEATS = 3
 IMAGES = {"model": {"input": [3, 32, 32]}, "task": {"classes": 10}}
 TOKENS = {"model": {"input": [128]}, "task": {"name": "next-token", "classes": 128}}
 OWN = "device_memory:gpt"
@@ -43,7 +46,6 @@ OTHERS = {
     "vgg11": trained("vgg11", IMAGES, 64),
     "resnet20": trained("resnet20", IMAGES, 128),
     "gpt, narrow and deep": trained(OWN, TOKENS, 8, width=192, depth=12, heads=3),
-    "text-lstm": trained("text-lstm", TOKENS, 32),
 }
 """These are only predicted."""
 DATA = """
@@ -154,28 +156,36 @@ def main() -> None:
     found: dict[str, Any] = {"environment": environment(), "networks": {}}
     for name in (*NETWORKS, *OTHERS):
         found["networks"][name] = {str(capacity): measured(name, capacity) for capacity in CAPACITIES}
-    OUT.write_text(json.dumps(found, indent=1) + "\n")
+        OUT.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
 
 
-def measured(name: str, capacity: float) -> dict[str, int]:
-    """One network at a capacity, in a process of its own."""
+def measured(name: str, capacity: float) -> list[dict[str, int]]:
+    """One network at a capacity, in processes of their own."""
     with tempfile.TemporaryDirectory() as home:
-        folder = Path(home)
-        for step in ("--message", "--answer"):
-            command = [sys.executable, __file__, step, str(folder), name, str(capacity)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
+        run("--message", home, name, str(capacity))
+        return [json.loads(run("--answer", home)) for _ in range(REPEATS)]
+
+
+def run(*arguments: str) -> str:
+    """What this script prints in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
 
 
 def table(found: dict[str, Any]) -> str:
-    """The memory of a device above an idle one, as Markdown."""
-    lines = ["| network | capacity 0.2 | predicted | full model | predicted | part |", "| --- " + "| ---: " * 5 + "|"]
+    """The memory of a device above an idle one, as Markdown: the median, and the least and the most of the repeats."""
+    head = "| network | capacity 0.2 | predicted | full model | predicted | part |"
+    lines = [head, "| --- " + "| ---: " * 5 + "|"]
     for name, about in found["networks"].items():
-        own = [about[str(capacity)] for capacity in CAPACITIES]
-        small, full = (one["peak"] - one["idle"] for one in own)
-        cells = [amount / 1e6 for amount in (small, own[0]["predicted"], full, own[1]["predicted"])]
-        lines.append(f"| {name} | {' | '.join(f'{cell:.0f} MB' for cell in cells)} | {small / full:.0%} |")
+        cells, middles = [], []
+        for own in (about[str(capacity)] for capacity in CAPACITIES):
+            took = sorted((one["peak"] - one["idle"]) / 1e6 for one in own)
+            middles.append(statistics.median(took))
+            off = own[0]["predicted"] / 1e6 / middles[-1] - 1
+            cells.append(f"{middles[-1]:.0f} MB ({took[0]:.0f} to {took[-1]:.0f})")
+            cells.append(f"{own[0]['predicted'] / 1e6:.0f} MB ({off:+.0%})")
+        lines.append(f"| {name} | {' | '.join(cells)} | {middles[0] / middles[1]:.0%} |")
     return "\n".join(lines)
 
 

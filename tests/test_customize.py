@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,42 @@ class Forgetful(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         Forgetful.calls += 1.0
         return x.flatten(1) + Forgetful.calls
+
+
+@pytest.mark.skipif(find_spec("executorch") is None, reason="needs the extra executorch")
+@pytest.mark.parametrize("model", ["small-cnn", "vit-tiny"])
+def test_an_executorch_program_gives_the_same_outputs(tmp_path: Path, model: str) -> None:
+    x = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = az.Data(train=(x, torch.arange(8)), test=(x, torch.arange(8)))
+    run = az.Experiment(
+        data=data,
+        clients=2,
+        model=model,
+        method="heterofl",
+        devices={"capacities": [1.0]},
+        training={"local_steps": 2},
+        rounds=1,
+        engine={"name": "inprocess"},
+    ).run(tmp_path / "run")
+    network = run.customize(size=0.5)
+    done = az.export(network, tmp_path / "net.pte", run.experiment.signature)
+    torch.save(x, tmp_path / "x.pt")
+    alone = (
+        "import sys, torch; from executorch.runtime import Runtime\n"
+        "program = Runtime.get().load_program(sys.argv[1]); method = program.load_method('forward')\n"
+        "torch.save(torch.cat([method.execute([x])[0].clone() for x in torch.load(sys.argv[2]).split(1)]), sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", alone, str(done.path), str(tmp_path / "x.pt")], check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "x.pt"), network(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("executorch") is not None, reason="the extra executorch is installed")
+def test_without_executorch_a_program_for_it_is_refused_with_the_extra_that_is_missing(tmp_path: Path) -> None:
+    data = az.Data(train=(torch.rand(4, 6), torch.arange(4)), test=(torch.rand(4, 6), torch.arange(4)))
+    signature = az.Experiment(data=data, clients=2, model="mlp", method="heterofl").signature
+    with pytest.raises(ModelError, match=r"ExecuTorch needs executorch, not installed: .*executorch"):
+        az.export(nn.Linear(6, 4), tmp_path / "net.pte", signature)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("network", [Stubborn(), Forgetful()])

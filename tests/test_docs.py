@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -455,10 +456,45 @@ def test_the_speed_table_is_made_from_the_measured_results() -> None:
 
 def test_tables_of_the_scaling_page_are_made_from_the_measured_results() -> None:
     text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    for name in ("fleet", "scaling"):
+    for name in ("fleet", "scaling", "device_memory"):
         made = script(f"benchmarks/{name}.py")
         shown = re.findall(rf"<!-- {name} table -->\n(.*?)\n<!-- end of {name} table -->", text, re.DOTALL)
         assert shown == [made.table(json.loads(made.OUT.read_text()))], f"run: python benchmarks/{name}.py --table"
+
+
+def test_the_way_of_one_board_runs_from_its_file_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experiment lays out a fleet; a narrower network, trained in this process, gives the bundle that is fitted."""
+    page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    text = page.split("## One board, from measure to fit")[1]
+    file = tmp_path / "boards.toml"
+    file.write_text(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0])
+    command = "deploy init fleet boards.toml --port 8462 --device board=1.0 --device van=1.0"
+    assert command in text
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(
+        [sys.executable, "-m", "anysize", *command.split(), "--data", "anysize.deploy.example:digits"], check=True
+    )
+    given = config.load(tmp_path / "fleet" / "experiment.toml")
+    run = az.Experiment(
+        data="digits",
+        clients=3,
+        model={"name": given.model.name, "options": {"channels": [8, 16, 32]}},
+        method=given.method.name,
+        devices={"capacities": list(given.devices.capacities or ())},
+        training={"local_steps": 1},
+        rounds=1,
+        engine={"name": "inprocess"},
+    ).run(tmp_path / "run")
+    run.bundle(tmp_path / "net.anysize")
+    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    made = run_block(textwrap.dedent(block))
+    assert set(made["times"]) == {"0.25", "0.5", "1.0"}
+    assert made["small"] == "1.0"
+
+
+def test_the_table_of_onnx_bundles_is_made_from_the_measured_results() -> None:
+    made = script("benchmarks/onnx_bundles.py")
+    assert made.table(json.loads(made.OUT.read_text())) in (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
 
 
 def test_privacy_page_lists_what_the_plan_of_the_demo_lists() -> None:

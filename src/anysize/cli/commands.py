@@ -272,7 +272,7 @@ def inspect(file: File, set_: Set = None, as_json: AsJson = False) -> None:
 def customize(
     directory: Directory,
     to: Annotated[
-        Path | None, typer.Option("--to", help="net.onnx, net.pt2, net.safetensors, or a folder/.", show_default=False)
+        Path | None, typer.Option("--to", help="net.onnx, .pt2, .pte, .safetensors, or a folder/.", show_default=False)
     ] = None,
     size: Annotated[str | None, typer.Option("--size", help="A trained size's label, or any width.")] = None,
     budget: Annotated[

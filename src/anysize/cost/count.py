@@ -19,7 +19,7 @@ from anysize.client.compression import bytes_up
 from anysize.client.step import client_loss
 from anysize.client.work import needs_calibration
 from anysize.cost.memory import Scratch, process_bytes
-from anysize.cost.operations import counter
+from anysize.cost.operations import FusedAttention, counter
 from anysize.cost.recurrence import FewSteps
 from anysize.cost.shapes import Remembered
 from anysize.elastic.fast import fast, layout
@@ -154,7 +154,9 @@ def training_cost(context: Context, method: Method[Any], sub_model: SubModel, ex
         "parameters": _parameters(method, module, meta),
         "training_macs": training // len(batch.x),
         "activation_bytes": held,
-        "memory_bytes": process_bytes(context.training, own_bytes(module), held, scratch.total),
+        "memory_bytes": process_bytes(
+            context.training, own_bytes(module), len(dict(named_tensors(module))), held, scratch.total
+        ),
         "bytes_down": size_bytes(meta.tensors, meta.ticket.to_json()),
         "bytes_up": bytes_up(context, replace(answer, **_measured(context))),
     }
@@ -212,7 +214,8 @@ def forward_macs(network: nn.Module, x: Tensor) -> int:
 def layer_macs(network: nn.Module, x: Tensor) -> dict[str, int]:
     """Multiply-adds of one forward pass per sample of `x` by the module that makes them."""
     network.eval()
-    with Remembered(), counter() as found, without_data(), torch.no_grad():  # known values are innermost here too
+    # Known values are innermost here too.
+    with Remembered(), counter() as found, FusedAttention(), without_data(), torch.no_grad():
         network(x)
     own = type(network).__name__  # the counter's names begin with the type of the called module
     counts = {name: sum(operations.values()) // (2 * len(x)) for name, operations in found.get_flop_counts().items()}
@@ -313,7 +316,7 @@ def _count(
     """
 
     def counted(work: Callable[[], object]) -> tuple[int, int]:
-        with Remembered(), counter() as found, HeldBytes(module) as held, known():
+        with Remembered(), counter() as found, HeldBytes(module) as held, FusedAttention(), known():
             work()
         return int(found.get_total_flops()), held.total
 

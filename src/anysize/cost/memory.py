@@ -21,28 +21,31 @@ def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
     return (4 + _per_parameter(training)) * network + held
 
 
-PROCESS_BYTES = 85_000_000
+PROCESS_BYTES = 40_000_000
 """What a process loads when its first message comes: PyTorch's kernels, and its functions for shapes."""
-_COPIES = 7  # of the network: itself, gradients, received, as read from the wire and from Flower, sent, as written
-_TRANSIENT = 1.1  # of what a step holds: gradients of activations come and go
-_LSTM = 5.0  # of an LSTM's gates, which oneDNN keeps and works with besides what autograd holds
+_PER_TENSOR = 150_000  # of the network, for what tracing makes and remembers of the layer
+_COPIES = 5  # of the network: itself, gradients, as it came, as read from the message, and as it leaves
+_HELD = 1.6  # of what a step holds: gradients of activations come and go, and leave gaps in the heap
+_LSTM = 3.5  # of an LSTM's gates, which oneDNN keeps and works with besides what autograd holds
 
 
-def process_bytes(training: TrainingConfig, network: int, held: int, scratch: int) -> int:
+def process_bytes(training: TrainingConfig, network: int, tensors: int, held: int, scratch: int) -> int:
     """The memory that a device's process takes above one that has only imported anysize, at its peak.
 
-    The constants come from real processes: `benchmarks/device_memory.py`.
+    The constants come from real processes: `benchmarks/device_memory.py` says which, and compares others.
 
     Args:
         training: the local training options.
         network: the bytes of the network's tensors.
+        tensors: their number.
         held: what a step holds for its backward pass.
         scratch: what its layers take besides; see `Scratch`.
 
-    >>> process_bytes(TrainingConfig(momentum=0.0), network=1_000, held=10_000, scratch=0) - PROCESS_BYTES
-    18000
+    >>> process_bytes(TrainingConfig(momentum=0.0), network=1_000, tensors=0, held=10_000, scratch=0) - PROCESS_BYTES
+    21000
     """
-    return PROCESS_BYTES + (_COPIES + _per_parameter(training)) * network + round(_TRANSIENT * held) + scratch
+    resting = PROCESS_BYTES + _PER_TENSOR * tensors + (_COPIES + _per_parameter(training)) * network
+    return resting + round(_HELD * held) + scratch
 
 
 class Scratch:

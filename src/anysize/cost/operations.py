@@ -3,8 +3,8 @@
 torch counts two operations for a multiply-add, and so do the formulas here. A convolution multiplies every weight once
 for every position: of the output, or of the input if it is transposed. Each of its two gradients does the same work as
 the forward pass; torch ignores groups in the weight's gradient. It has no formula for products of matrix and vector,
-for sums of products over a batch, and for `nn.Bilinear`. Costs are counted on the meta device only: there attention and
-recurrent layers decompose into matrix products.
+for sums of products over a batch, and for `nn.Bilinear`. Costs are counted on the meta device only: there recurrent
+layers decompose into matrix products, and `FusedAttention` keeps attention in one piece, as on a processor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 Shape = Sequence[int]
@@ -28,6 +30,64 @@ def counter() -> FlopCounterMode:
     24
     """
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+class FusedAttention(TorchFunctionMode):
+    """While it is active, attention on the meta device holds for its backward pass what it holds on a processor.
+
+    There it is one operation that keeps queries, keys, values and output; on the meta device torch takes it apart and
+    keeps every score.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if function is nn.functional.scaled_dot_product_attention and _can_fuse(*args, **given):
+            return _in_one_piece(*args, **given)
+        return function(*args, **given)
+
+
+def _can_fuse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:
+    """Whether torch runs the attention in one piece on a processor."""
+    alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == key.shape[-1] == value.shape[-1]
+    masked = attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4))
+    plain = query.is_meta and query.dim() == 4 and query.is_floating_point()
+    return plain and alike and not masked and not dropout_p and all(t.stride(-1) == 1 for t in (query, key, value))
+
+
+def _in_one_piece(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output: Tensor = fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return output
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *rest: Any, **more: Any) -> int:
+    """The scores, and their mixture of the values."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_backward(gradient: Shape, query: Shape, key: Shape, value: Shape, *rest: Any, **more: Any) -> int:
+    """The gradients of both products; the scores, which a processor computes once more, are not counted again."""
+    return 2 * _attention(query, key, value)
 
 
 def _convolution_backward(
@@ -85,4 +145,6 @@ _FORMULAS = {
     torch.ops.aten.addmv: _add_matrix_vector,
     torch.ops.aten.addbmm: _add_batched_product,
     torch.ops.aten._trilinear: _trilinear,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

@@ -13,6 +13,7 @@ the experiment.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from anysize.client.work import STATISTICS
-from anysize.cost.budgets import allowed, as_budget, untimed
+from anysize.cost.budgets import allowed, as_budget, needs, untimed
 from anysize.cost.count import answered, forward_macs, measure, on_meta, own_bytes, shipped_bytes, training_cost
 from anysize.cost.memory import training_bytes
 from anysize.deploy.device_file import Limits
+from anysize.deploy.footprint import Footprint, unmeasured
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.errors import AnysizeError, MethodError
@@ -55,6 +57,7 @@ class Costs:
         example: a batch of the training batch size; only its shapes and types matter.
         capacity_of: what a capacity is a fraction of: "width", or a unit of a budget.
         latency: the milliseconds of a training step of a size; without it, time is not judged.
+        footprint: the memory that was measured on the device, which counts in place of what is predicted.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Costs:
         example: Batch,
         capacity_of: str = "width",
         latency: Latency | None = None,
+        footprint: Footprint = unmeasured,
     ) -> None:
         self._latency = latency
+        self._footprint = footprint
         self._context = context
         self._method = method
         self._example = example
@@ -75,24 +80,49 @@ class Costs:
         self._most: dict[tuple[Limits, str], dict[str, float]] = {}
         self._messages: dict[str, dict[str, float]] = {}
 
-    def allowed(self, limits: Limits, sizes: Iterable[Size], latency: Latency | None = None) -> Iterator[Size]:
+    def allowed(
+        self,
+        limits: Limits,
+        sizes: Iterable[Size],
+        latency: Latency | None = None,
+        footprint: Footprint | None = None,
+    ) -> Iterator[Size]:
         """Those of `sizes` that a capacity or a budget allows; of time only if somebody measured it.
 
         Args:
             limits: the device's.
             sizes: any.
             latency: the milliseconds of a training step of a size, in place of the one that was given at first.
+            footprint: the memory that was measured, likewise.
         """
         if self._capacity_of == "width" and limits.capacity is not None and limits.budget is None:
             whole = sized(self._method, self._context, limits.capacity)
             return (size for size in sizes if whole.holds(size))
         full = Size(1.0)
         budget = as_budget(limits.capacity, limits.budget, self._capacity_of, lambda: self.units(full, (full,)))
-        counted = allowed(sizes, budget, lambda size: untimed(self.units(size)))
+        counted = allowed(sizes, budget, lambda size: untimed(self.own_units(size, footprint)))
         timed = latency or self._latency
         if timed is None or budget is None or budget.latency_ms is None:
             return counted
-        return allowed(counted, budget, lambda size: {**self.units(size), "latency_ms": timed(size)})
+        return allowed(counted, budget, lambda size: {**self.own_units(size, footprint), "latency_ms": timed(size)})
+
+    def least(
+        self,
+        limits: Limits,
+        sizes: Iterable[Size],
+        latency: Latency | None = None,
+        footprint: Footprint | None = None,
+    ) -> str:
+        """What the smallest of `sizes` needs in the units that a budget limits, in words that end a sentence."""
+        timed = latency or self._latency or (lambda size: math.inf)
+        costs = [{**self.own_units(size, footprint), "latency_ms": timed(size)} for size in sizes]
+        needed = needs(limits.budget, *costs) if costs else ""
+        return needed and f"; the smallest needs {needed}"
+
+    def own_units(self, size: Size, footprint: Footprint | None = None) -> Mapping[str, float]:
+        """As `units`, with the memory that was measured on the device in place of the predicted one."""
+        measured = (footprint or self._footprint)(size)
+        return self.units(size) if measured is None else {**self.units(size), "memory_bytes": measured}
 
     def most(self, limits: Limits, job: str) -> dict[str, float]:
         """In every unit of `message_cost`, the highest cost of a size within the limits; empty if no size is.

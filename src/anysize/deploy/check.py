@@ -9,10 +9,12 @@ from anysize.deploy import device_file, own_data
 from anysize.deploy.affordable import Costs
 from anysize.deploy.device_file import DeviceConfig
 from anysize.deploy.folder import EXPERIMENT
+from anysize.deploy.footprint import FOOTPRINTS, noted
 from anysize.deploy.gate import accepted, refuse_upper_bounds
 from anysize.elastic.skeleton import weightless
 from anysize.errors import AnysizeError, ConfigError, told
 from anysize.experiment.experiment import Experiment
+from anysize.experiment.lookup import step_timed
 
 
 def checked(file: Path) -> str:
@@ -56,10 +58,13 @@ def _against(device: DeviceConfig, beside: Path) -> str:
     with weightless():
         context = experiment.context.for_client()
         share = own_data.own_share(device, config, experiment.signature)
-        costs = Costs(context, experiment.method, experiment.example, config.devices.capacity_of)
+        footprint = noted(device.path(FOOTPRINTS), step_timed(experiment))
+        known = (context, experiment.method, experiment.example, config.devices.capacity_of)
+        costs = Costs(*known, footprint=footprint)
         fitting = list(costs.allowed(device.limits, context.sizes, latency=lambda size: 0.0))
     if not fitting:
-        raise ConfigError(f"its {device.limits} allows none of the sizes {', '.join(s.label for s in context.sizes)}")
+        sizes, least = ", ".join(size.label for size in context.sizes), costs.least(device.limits, context.sizes)
+        raise ConfigError(f"its {device.limits} allows none of the sizes {sizes}{least}")
     held = 0 if share.held_out is None else len(share.held_out)
     return f"{device.name}: {len(share.train)} samples to train, {held} held out; can train size {fitting[-1].label}"
 

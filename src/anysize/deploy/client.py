@@ -15,6 +15,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from anysize.client.process import hold_memory, spare_modules
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
+from anysize.deploy.footprint import FOOTPRINTS, noted
 from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
@@ -85,8 +86,9 @@ class Service:
     def told(self, timed: bool = True) -> Json:
         """What the device tells of itself with every answer: what it can afford next, as its file says now."""
         limits = self._read_limits()
-        times = self._last[1].latencies() if timed and self._last is not None else {}
-        return Introduction(self._device.name, limits.capacity, limits.budget, times).to_note()
+        known = self._last[1] if timed and self._last is not None else None
+        times, amounts = ({}, {}) if known is None else (known.latencies(), known.footprints())
+        return Introduction(self._device.name, limits.capacity, limits.budget, times, amounts).to_note()
 
     def _read_limits(self) -> Limits:
         """What the device's file says now, since other programs may change it; as before if it cannot be read."""
@@ -135,7 +137,9 @@ class Knowledge:
             step = step_timed(experiment)
         known = (self._service.context, experiment.method, experiment.example)
         latency = noted_latency(device.path(LATENCIES), step, own_latency(*known, device.memory_bytes))
-        self._gate = Gate(*known, device.limits, config.devices.capacity_of, latency)
+        self._gate = Gate(
+            *known, device.limits, config.devices.capacity_of, latency, noted(device.path(FOOTPRINTS), step)
+        )
         self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
         threshold = config.aggregation.secure_threshold
         self.membership = None if threshold is None else Membership(threshold, experiment.context.tricks)
@@ -147,6 +151,10 @@ class Knowledge:
     def latencies(self) -> dict[str, float]:
         """How long sizes take on this device, if its budget limits that."""
         return self._gate.latencies()
+
+    def footprints(self) -> dict[str, float]:
+        """How much memory the training of sizes took on this device, if its budget limits that."""
+        return self._gate.footprints()
 
     def answer(self, blob: bytes, ticket: Any) -> Update:
         """The update for a sub-model that the device can afford; saves the tensors that stay for the next turn."""

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, RecordDict
 from anysize import interrupts
 from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.device_file import Limits
+from anysize.deploy.footprint import Footprint
 from anysize.deploy.guard import Guard
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node
@@ -341,12 +342,17 @@ class Devices(Engine):
         """The device group with the largest size that a device can train."""
         times = about.latency_ms
         latency: Latency | None = (lambda size: times.get(size.label, math.inf)) if times else None
+        amounts = about.memory_bytes
+        footprint: Footprint = lambda size: amounts.get(size.label)  # noqa: E731
         limits, size_of_group = Limits(about.capacity, about.budget), self._experiment.size_of_group
         for group in reversed(self._experiment.fleet.groups):
             own = [size_of_group[group.key]] if group.key in size_of_group else []
-            if any(self._costs.allowed(limits, own, latency)):
+            if any(self._costs.allowed(limits, own, latency, footprint)):
                 return group.name
-        raise AnysizeError(f"can train {about.can()}, which is below the smallest size that the experiment trains")
+        least = self._costs.least(limits, size_of_group.values(), latency, footprint)
+        raise AnysizeError(
+            f"can train {about.can()}, which is below the smallest size that the experiment trains{least}"
+        )
 
     def _waiting(self, least: int) -> str:
         """For how many devices the run waits, who is there, who cannot take part and why, and who has not answered."""

@@ -16,6 +16,7 @@ from anysize.config.tables import ExperimentConfig
 from anysize.cost.memory import available_bytes
 from anysize.deploy.affordable import Costs, Latency
 from anysize.deploy.device_file import DeviceConfig, Limits
+from anysize.deploy.footprint import Footprint, unmeasured
 from anysize.errors import AnysizeError, TrustError, short
 from anysize.methods.base import Method
 from anysize.methods.capabilities import OnBase
@@ -82,6 +83,7 @@ class Gate:
         limits: what the device can afford.
         capacity_of: what its capacity is a fraction of.
         latency: the milliseconds of a training step of a size on this device; without it, time is not judged.
+        footprint: the memory that the training of a size took on this device, where it was measured.
     """
 
     def __init__(
@@ -92,10 +94,11 @@ class Gate:
         limits: Limits,
         capacity_of: str = "width",
         latency: Latency | None = None,
+        footprint: Footprint = unmeasured,
     ) -> None:
         self.limits = limits
-        self._sizes, self._latency = context.sizes, latency
-        self._costs = Costs(context, method, example, capacity_of, latency)
+        self._sizes, self._latency, self._footprint = context.sizes, latency, footprint
+        self._costs = Costs(context, method, example, capacity_of, latency, footprint)
 
     def __call__(self, blob: bytes, ticket: Any) -> SubModel:
         """The sub-model; refuses it before allocating any of its tensors.
@@ -120,6 +123,13 @@ class Gate:
         found = {size.label: self._latency(size) for size in counted}
         return {label: time for label, time in found.items() if math.isfinite(time)}
 
+    def footprints(self) -> dict[str, float]:
+        """The memory of each size that was measured here; empty if memory is not limited."""
+        if self.limits.budget is None or self.limits.budget.memory_bytes is None:
+            return {}
+        found = {size.label: self._footprint(size) for size in self._sizes}
+        return {label: amount for label, amount in found.items() if amount is not None}
+
     def refusals(self, sub_model: SubModel) -> list[str]:
         """Why the device refuses a sub-model, from its shapes alone; empty if it accepts it."""
         if sub_model.ticket.job == "echo":
@@ -140,7 +150,8 @@ class Gate:
             return
         most = self._costs.most(self.limits, job)
         if not most:
-            yield f"this device's {self.limits} allows none of the sizes that the experiment trains"
+            least = self._costs.least(self.limits, self._sizes)
+            yield f"this device's {self.limits} allows none of the sizes that the experiment trains{least}"
             return
         for unit, cost in costs.items():
             if unit != "memory_bytes" and cost > most[unit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from anysize.errors import AnysizeError
 from anysize.wire import Json
 
 _LONGEST = 300  # characters of a device's words that are shown
+_MEASURED = ("latency_ms", "memory_bytes")  # by the labels of sizes
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Introduction:
         capacity: the fraction of the full model that it can train, or None with a budget.
         budget: what it can afford in units, or None with a capacity.
         latency_ms: how long a training step of sizes took on it, by their labels; empty if it did not measure that.
+        memory_bytes: how much memory the training of sizes took on it, likewise.
 
     >>> Introduction.of(Introduction("cam", 0.25).to_note())
     Introduction(name='cam', capacity=0.25, budget=None)
@@ -32,6 +35,7 @@ class Introduction:
     capacity: float | None = None
     budget: Budget | None = None
     latency_ms: Mapping[str, float] = field(default_factory=dict, repr=False)
+    memory_bytes: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, note: Json) -> Introduction:
@@ -52,13 +56,13 @@ class Introduction:
             limits = None if budget is None else Budget(**budget)
         except TypeError:
             raise AnysizeError(f"has a budget in unknown units: {plain(budget)}") from None
-        return cls(about["name"], capacity, limits, _times(about.get("latency_ms") or {}))
+        return cls(about["name"], capacity, limits, *(_measured(about.get(unit) or {}, unit) for unit in _MEASURED))
 
     def to_note(self) -> Json:
         """The introduction as a note; `of` is the inverse."""
         budget = None if self.budget is None else self.budget.limits()
-        times = {"latency_ms": dict(self.latency_ms)} if self.latency_ms else {}
-        return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget, **times}}
+        measured = {unit: dict(told) for unit in _MEASURED if (told := getattr(self, unit))}
+        return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget, **measured}}
 
     def can(self) -> str:
         """What it can train, in words.
@@ -71,11 +75,11 @@ class Introduction:
         return "what fits " + ", ".join(f"{unit} = {limit:g}" for unit, limit in self.budget.limits().items())
 
 
-def _times(told: object) -> dict[str, float]:
-    """The times that a device told; an error if they are none."""
-    if not isinstance(told, dict) or not all(is_number(time) and time > 0 for time in told.values()):
-        raise AnysizeError(f"has times that are no milliseconds: {plain(told)}")
-    return {str(label): float(time) for label, time in told.items()}
+def _measured(told: object, unit: str) -> dict[str, float]:
+    """What a device measured of its sizes, by their labels; an error if it is no such thing."""
+    if not isinstance(told, dict) or not all(is_number(one) and 0 < one < math.inf for one in told.values()):
+        raise AnysizeError(f"tells {unit} that are no numbers above 0: {plain(told)}")
+    return {str(label): float(one) for label, one in told.items()}
 
 
 def plain(said: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -14,12 +15,14 @@ from anysize.atomic import write
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig
 from anysize.deploy.folder import EXPERIMENT
+from anysize.deploy.footprint import FOOTPRINTS, peak_bytes, written
 from anysize.deploy.superlink import SPEED, SPEED_BYTES
 from anysize.deploy.timing import LATENCIES, Measurement, every_latency, latency_rows, measure
 from anysize.elastic.skeleton import weightless
 from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
 from anysize.experiment.lookup import step_timed
+from anysize.experiment.sizes import sized
 
 _SPEED_SECONDS = 60.0
 
@@ -31,7 +34,9 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
 
     A round may take as long as the experiment's `engine.round_timeout`, training and messages together. If a budget
     limits `latency_ms`, the time of every size that it could choose is written beside the file. A budget of the device
-    itself that limits it stays, in place of a capacity.
+    itself that limits it or `memory_bytes` stays, in place of a capacity.
+
+    The memory of every size is measured in a process of its own, and written beside the file too.
     """
     device = device_file.load(file)
     beside = device.path(EXPERIMENT)
@@ -41,13 +46,22 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
         samples = len(own_data.own_share(device, config, experiment.signature).train)
         speed = bytes_per_second(device, insecure, say)
         limit = config.engine.round_timeout
-        found = measure(experiment, samples=samples, bytes_per_second=speed, seconds=limit)
-        own = device.budget is not None and device.budget.latency_ms is not None
-        if own or any(group.budget is not None and group.budget.latency_ms for group in config.devices.groups):
+        found = measure(
+            experiment,
+            samples=samples,
+            bytes_per_second=speed,
+            seconds=limit,
+            memory_bytes=device.memory_bytes,
+            peak=partial(peak_bytes, file),
+        )
+        _note_memory(experiment, device, found, say)
+        budget = device.limits.budget
+        timely, own = (False, False) if budget is None else (bool(budget.latency_ms), bool(budget.memory_bytes))
+        if timely or any(group.budget is not None and group.budget.latency_ms for group in config.devices.groups):
             _note_latencies(experiment, device, say)
     for line in described(found, speed):
         say(line)
-    if own:
+    if timely or own:
         return found
     if found.capacity is None:
         raise ConfigError(f"this device cannot train even the smallest size of {beside} in time and memory")
@@ -64,6 +78,22 @@ def _note_latencies(experiment: Experiment, device: DeviceConfig, say: Say) -> N
         raise ConfigError("this device has too little memory for any size of the experiment")
     write(path, latency_rows(times, step_timed(experiment)).encode(), ConfigError)
     say(f"{path}: {len(times)} sizes, {min(times.values()):.1f} to {max(times.values()):.1f} ms a step")
+
+
+def _note_memory(experiment: Experiment, device: DeviceConfig, found: Measurement, say: Say) -> None:
+    """Write what the training of the sizes took in memory, for the device and what it tells its server."""
+    taken = {
+        sized(experiment.method, experiment.context_for(()), timing.capacity): timing.peak_bytes
+        for timing in found.timings
+        if timing.peak_bytes is not None
+    }
+    if not taken:
+        say("this system does not tell how much memory a process took; it is predicted")
+        return
+    path = device.path(FOOTPRINTS)
+    write(path, written(step_timed(experiment), taken), ConfigError)
+    least, most = min(taken.values()) / 1e6, max(taken.values()) / 1e6
+    say(f"{path}: the memory of {len(taken)} sizes, {least:.0f} to {most:.0f} MB")
 
 
 def bytes_per_second(device: DeviceConfig, insecure: bool, say: Say) -> float | None:
@@ -88,7 +118,7 @@ def described(found: Measurement, speed: float | None) -> list[str]:
     rate = "unknown" if speed is None else f"{speed / 1e6:.1f} MB/s"
     lines = [f"free memory {memory}, to and from the server {rate}"]
     for timing in found.timings:
-        needs = f"{timing.memory_bytes / 1e6:.1f} MB"
+        needs = f"{(timing.peak_bytes or timing.memory_bytes) / 1e6:.1f} MB"
         if timing.step_seconds is None or timing.round_seconds is None:
             lines.append(f"  capacity {timing.capacity:g}: needs {needs}; not tried")
             continue

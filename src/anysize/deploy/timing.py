@@ -49,7 +49,8 @@ class Timing:
     Attributes:
         label: the size's label.
         capacity: the capacity that trains this size.
-        memory_bytes: the memory that training takes.
+        memory_bytes: the memory that training takes, as counted from its tensors.
+        peak_bytes: what a process took at its peak above an idle one; None if it was not measured.
         step_seconds: of one training step; None if it was not tried, for lack of memory.
         macs_per_second: multiply-adds of training per second; None if it was not tried.
         round_seconds: the time of a round's steps and messages; None if it was not tried.
@@ -59,6 +60,7 @@ class Timing:
     label: str
     capacity: float
     memory_bytes: int
+    peak_bytes: int | None = None
     step_seconds: float | None = None
     macs_per_second: float | None = None
     round_seconds: float | None = None
@@ -70,11 +72,11 @@ class Measurement:
     """What a machine can do for an experiment.
 
     Attributes:
-        memory_bytes: how much memory was free; None if unknown.
+        memory_bytes: how much memory was free or allowed; None if unknown.
         timings: one for each size, smallest first.
     """
 
-    memory_bytes: int | None
+    memory_bytes: float | None
     timings: tuple[Timing, ...]
 
     @property
@@ -98,9 +100,12 @@ def measure(
     samples: int,
     bytes_per_second: float | None = None,
     seconds: float | None = None,
-    memory_bytes: int | None = None,
+    memory_bytes: float | None = None,
+    peak: Callable[[float], int | None] = lambda capacity: None,
 ) -> Measurement:
     """Time a training step of each size that the experiment trains and memory allows.
+
+    What is measured of memory counts before what is predicted. A size that is predicted not to fit is not tried.
 
     Args:
         experiment: whose method, model, task and training count.
@@ -108,8 +113,10 @@ def measure(
         bytes_per_second: to and from the server; None: messages take no time.
         seconds: how long a round may take; None: any time.
         memory_bytes: that may be used; by default what is free.
+        peak: measures the memory that training the size of a capacity takes; None if it cannot.
     """
     free = available_bytes() if memory_bytes is None else memory_bytes
+    usable = math.inf if free is None else _MARGIN * free
     capacities = sorted({group.capacity for group in experiment.config.devices.groups if group.capacity is not None})
     listed = tuple(sorted(experiment.config.devices.capacities or ())) or tuple(capacities) or _CAPACITIES
     sizes = {c: sized(experiment.method, experiment.context_for(()), c) for c in listed}
@@ -119,7 +126,9 @@ def measure(
     for capacity, size in sizes.items():
         message = costs.message(size, "train")
         timing = Timing(size.label, capacity, int(costs.of(message)["memory_bytes"]))
-        if free is None or timing.memory_bytes <= _MARGIN * free:
+        if timing.memory_bytes <= usable:
+            timing = replace(timing, peak_bytes=peak(capacity))
+        if (timing.peak_bytes or timing.memory_bytes) <= usable:
             timing = _timed(experiment, context, message, timing, samples, bytes_per_second, seconds)
         timings.append(timing)
     if not timings:

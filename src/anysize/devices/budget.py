@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
@@ -38,7 +39,7 @@ class Budget:
             raise ConfigError(f"a budget must limit at least one of {units}")
         wrong = [f"{unit} = {limit!r}" for unit, limit in limits.items() if not _positive(limit)]
         if wrong:
-            raise ConfigError(f"a budget's limits must be numbers above 0; given {', '.join(wrong)}")
+            raise ConfigError(f"a budget's limits must be finite numbers above 0; given {', '.join(wrong)}")
 
     def limits(self) -> dict[str, float]:
         """The units that are limited, each with its limit.
@@ -64,5 +65,5 @@ UNITS = tuple(unit.name for unit in fields(Budget) if unit.name not in ("latency
 
 
 def _positive(limit: object) -> bool:
-    """Whether a limit is a number above 0; a bool is not."""
-    return isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
+    """Whether a limit is a finite number above 0; a bool is not."""
+    return isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < math.inf

@@ -1,4 +1,4 @@
-"""A finished network as a file: ONNX, torch.export or safetensors, each read back and compared before it is kept."""
+"""A finished network as a file: ONNX, torch.export, ExecuTorch or weights, read back and compared before it is kept."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def export(network: nn.Module, path: str | Path, signature: Signature, about: Js
     Args:
         network: a network in evaluation mode, with fixed statistics.
         path: a path that ends in .onnx or .pt2 (torch.export), both for any number of samples in a batch and, where
-            the network's code allows it, texts of any length; in .safetensors (weights); or a folder, for a network of
-            transformers, which its `from_pretrained` opens.
+            the network's code allows it, texts of any length; in .pte (ExecuTorch, one sample at a time); in
+            .safetensors (weights); or a folder, for a network of transformers, which its `from_pretrained` opens.
         signature: shapes and types of its inputs.
         about: facts to store with the weights, if the format can.
     """
@@ -283,6 +283,42 @@ def _run_weights(network: nn.Module, path: Path, inputs: Input) -> Tensor:
     return outputs
 
 
+def _write_executorch(network: nn.Module, path: Path, inputs: Input, about: Json, any_length: bool) -> None:
+    if any_length:
+        raise ModelError(f"{path}: a program of ExecuTorch plans its memory ahead, for texts of one length")
+    if (missing := needs("ExecuTorch", "executorch", "executorch")) is not None:
+        raise ModelError(missing)
+    import sympy
+
+    assert sympy.S is not None  # loads it whole: quick_start puts it off, and ExecuTorch asks for its parts first
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with (
+        traced("ExecuTorch", path),
+        warnings.catch_warnings(),
+        quiet,
+        silenced("torch.export", "root"),
+        torch.no_grad(),
+    ):
+        warnings.simplefilter("ignore")
+        # A program plans its memory ahead, for one sample at a time.
+        program = torch.export.export(network, tensors_in(inputs[:1]))
+        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        path.write_bytes(lowered.to_executorch().buffer)
+
+
+def _run_executorch(network: nn.Module, path: Path, inputs: Input) -> Tensor:
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path)  # its methods read from it
+    method = program.load_method("forward")
+    assert method is not None
+    rows = [method.execute(list(tensors_in(inputs[i : i + 1])))[0].clone() for i in range(len(inputs))]
+    return torch.cat(rows)
+
+
 def onnx_needs() -> str | None:
     """What is missing for ONNX, and how to get it; None where nothing is."""
     return needs("ONNX", "export", "onnx", "onnxscript", "onnxruntime")
@@ -322,5 +358,6 @@ _Read = Callable[[nn.Module, Path, Input], Tensor]
 _FORMATS: dict[str, tuple[_Write, _Read]] = {
     ".onnx": (_write_onnx, _run_onnx),
     ".pt2": (_write_program, _run_program),
+    ".pte": (_write_executorch, _run_executorch),
     ".safetensors": (_write_weights, _run_weights),
 }

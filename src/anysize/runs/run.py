@@ -247,7 +247,7 @@ class Run:
         if not isinstance(method, OnBase):
             raise ConfigError(
                 f"{folder}: an adapter is written for method lora alone, and this run's is {self.config.method.name}; "
-                "for another format give a name that ends in .onnx, .pt2 or .safetensors"
+                "for another format give a name that ends in .onnx, .pt2, .pte or .safetensors"
             )
         if needs_calibration(context):
             raise ConfigError(

@@ -1,0 +1,156 @@
+"""The memory of a training process, measured on the device: a process of its own answers one message and is looked at.
+
+A process's highest peak cannot be reset everywhere and counts all that it did before, so every size gets a process. It
+does what the worker does: it reads the device's data, unpacks a message, trains a few steps and packs the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anysize.errors import ConfigError, told
+from anysize.methods.size import Size
+from anysize.wire import Json, parsed
+
+log = logging.getLogger("anysize")
+
+FOOTPRINTS = "memory.json"
+"""The file beside a device's own that says how much memory the training of each size took on it."""
+_STEPS = 4  # the heap still grows in the second and third step
+_SECONDS = 600.0
+
+Footprint = Callable[[Size], float | None]
+"""The bytes of memory that a device's process took in the training of a size; None where nobody measured it."""
+
+
+def unmeasured(size: Size) -> None:
+    """Where nobody measured."""
+
+
+def peak_bytes(file: Path, capacity: float) -> int | None:
+    """The peak of a process that trains a few steps, above an idle one; None where the system does not tell.
+
+    Args:
+        file: the device's file, with the experiment beside it.
+        capacity: whose size is trained.
+
+    Raises:
+        ConfigError: the process ended; it may have run out of memory.
+    """
+    if not _STATUS.is_file():
+        return None
+    command = [sys.executable, "-m", "anysize.deploy.footprint", str(file.resolve()), repr(capacity)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"capacity {capacity:g}: {_STEPS} training steps took more than {_SECONDS:g} s") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        why = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+        raise ConfigError(f"capacity {capacity:g}: the process that tried it failed: {why}")
+    return int(parsed(lines[-1])["bytes"])
+
+
+def written(step: Json, found: Mapping[Size, int]) -> bytes:
+    """What was measured, as a file; `noted` reads it."""
+    sizes = [{"width": size.width, "depth": size.depth, "memory_bytes": most} for size, most in found.items()]
+    return (json.dumps({**step, "sizes": sizes}, indent=1) + "\n").encode()
+
+
+def noted(path: Path, step: Json) -> Footprint:
+    """What `anysize join --measure` wrote; nothing if the file is not there or is about another training step.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    if not path.is_file():
+        return unmeasured
+    try:
+        about = parsed(path.read_text(encoding="utf-8"))
+        same = all(about[key] == value for key, value in step.items())
+        found = {(one["width"], one["depth"]): _amount(one["memory_bytes"]) for one in about["sizes"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error}); measure again with `anysize join --measure`") from None
+    if not same:
+        log.warning("%s is about another training step; memory is predicted", path)
+        return unmeasured
+    return lambda size: found.get((size.width, size.depth))
+
+
+def _amount(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or given <= 0:
+        raise ValueError(f"memory_bytes = {given!r}, must be a number above 0")
+    return float(given)
+
+
+_STATUS = Path("/proc/self/status")
+
+
+def _resident(what: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes."""
+    lines = _STATUS.read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+def _tried(file: Path, capacity: float) -> int:
+    """The peak of this process, which has done nothing before, above what it holds once it has imported anysize."""
+    from contextlib import nullcontext
+
+    import torch
+
+    import anysize  # noqa: F401
+    from anysize import config as configs
+    from anysize.client.process import hold_memory, spare_modules
+    from anysize.deploy import device_file, own_data
+    from anysize.deploy.affordable import Costs
+    from anysize.deploy.folder import EXPERIMENT
+    from anysize.elastic.skeleton import weightless
+    from anysize.engines.service import ClientService
+    from anysize.experiment.experiment import Experiment
+    from anysize.experiment.sizes import sized
+    from anysize.methods.capabilities import OnBase
+    from anysize.methods.messages import SubModel
+    from anysize.wire import dump, load
+
+    idle = _resident("VmRSS")
+    hold_memory()
+    spare_modules()
+    device = device_file.load(file)
+    config = configs.load(device.path(EXPERIMENT))
+    short = config.training.model_copy(update={"local_steps": _STEPS, "local_epochs": None})
+    experiment = Experiment.from_config(config.model_copy(update={"training": short}))
+    share = own_data.own_share(device, config, experiment.signature)
+    with nullcontext() if isinstance(experiment.method, OnBase) else weightless():
+        context = experiment.context_for((sized(experiment.method, experiment.context_for(()), capacity),)).for_client()
+        service = ClientService(context, experiment.method, lambda client: share, experiment.blamed, sends=True)
+        experiment.forget_weights()
+    message = Costs(context, experiment.method, experiment.example).message(context.sizes[0], "train")
+    random = torch.Generator().manual_seed(0)
+    numbers = {name: _numbers(tensor, random) for name, tensor in message.tensors.items()}
+    blob = dump(numbers, {})
+    del numbers
+    dump(service.answer(SubModel(load(blob)[0], message.ticket)).tensors, {})
+    return _resident("VmHWM") - idle
+
+
+def _numbers(tensor: Any, random: Any) -> Any:
+    made = tensor.new_zeros(tensor.shape, device="cpu")
+    return made.uniform_(0.0, 0.05, generator=random) if made.is_floating_point() else made
+
+
+def main(file: str, capacity: str) -> None:
+    """Print what training took, as JSON; an error in one line."""
+    try:
+        print(json.dumps({"bytes": _tried(Path(file), float(capacity))}))
+    except Exception as error:
+        sys.exit(told(error))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
