@@ -306,20 +306,24 @@ class AggregationConfig(Table):
     """
 
     table: ClassVar[str] = "aggregation"
-    rule: Literal["mean", "median", "trimmed-mean", "norm-clip", "krum", "geometric-median"] = "mean"
-    """What every entry gets from the clients that hold it. All but "mean" and "norm-clip" ignore tricks.weighting."""
+    rule: Literal["mean", "median", "trimmed-mean", "norm-clip", "norm-filter", "krum", "geometric-median"] = "mean"
+    """What every entry gets from the clients that hold it. Only "mean", "norm-clip" and "norm-filter" use
+    tricks.weighting."""
     attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """trimmed-mean and krum: the share of the clients that hold an entry that may lie, rounded up."""
     norm: Positive | None = None
-    """norm-clip: the largest norm of an update; absent: the median norm of the round's updates of its size."""
+    """norm-clip, norm-filter: the largest norm of an update; absent: the median norm of the round's updates, of its
+    size for norm-clip and of all sizes for norm-filter, which leaves out updates of more than twice that."""
     secure_threshold: Annotated[int, Field(ge=2)] | None = None
     """Secure aggregation: the server learns only sums over at least so many clients of one size, and nothing of a
     single one; absent: it sees every update."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.norm is not None and self.rule != "norm-clip":
-            raise_problems([f'aggregation.norm: given with rule = "{self.rule}"; only "norm-clip" uses it'])
+        if self.norm is not None and self.rule not in ("norm-clip", "norm-filter"):
+            raise_problems(
+                [f'aggregation.norm: given with rule = "{self.rule}"; only "norm-clip" and "norm-filter" use it']
+            )
         if self.secure_threshold is not None and self.rule != "mean":
             raise_problems(
                 [

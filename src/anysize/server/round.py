@@ -14,7 +14,7 @@ from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.private import PrivateRound
 from anysize.profiling import stage, staged
-from anysize.server.clipping import norm_clipped
+from anysize.server.clipping import norm_clipped, norm_filtered
 from anysize.server.summing import Summing
 from anysize.wire import Json, Tensors, size_bytes
 
@@ -77,14 +77,17 @@ def run_round(
         least: how many clients must answer (at least one if any are missing); if fewer do, the state does not change.
     """
     tally, given = Tally(), dict[int, Tensors]()
-    clips, most = context.aggregation.rule == "norm-clip", context.aggregation.norm
+    rule, most = context.aggregation.rule, context.aggregation.norm
     if private is not None:
-        clips, most, context = True, private.mechanism.clip, replace(context, averages=private)
+        rule, most, context = "norm-clip", private.mechanism.clip, replace(context, averages=private)
+    clips = rule in ("norm-clip", "norm-filter")
     sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
     summing = Summing(context)
     received = _received(context, staged("train", engine.perform(summing.noted(sent))), tally, on_answer)
+    if rule == "norm-filter":
+        received = norm_filtered(received, given, most, lambda absence: tally.missing.append(asdict(absence)))
     received = _told(summing.summed(received, tally.missing), tally)
-    if clips:
+    if rule == "norm-clip":
         received = norm_clipped(received, given, most)
     with stage("aggregate"):
         first = next(received, None)
