@@ -370,11 +370,27 @@ class PrivacyConfig(Table):
 
     table: ClassVar[str] = "privacy"
     clip: Positive | None = None
-    """The largest norm of a client's update, over all entries that its size has; absent: no differential privacy."""
+    """The largest norm of a client's update, over all entries that its size has; absent: no differential privacy. With
+    `quantile`, that of the first round."""
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The clip follows the norms: from round to round it moves towards the norm that this share of the updates does not
+    exceed; absent: it stays as it is."""
+    count_noise: Positive | None = None
+    """The deviation of the noise on the count of updates within the clip, in clients; absent: a twentieth of the
+    clients that are expected in a round."""
     noise: Positive = 1.0
-    """The deviation of the Gaussian noise that the server adds to the sum of the updates, in clips."""
+    """The deviation of the Gaussian noise that the server adds to the sum of the updates, in clips. With `quantile`,
+    the sum gets a little more, so that sum and count together tell as much as the sum alone would."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """The probability with which the guarantee may fail."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.quantile is not None and self.clip is None:
+            raise_problems(["privacy.quantile: given without privacy.clip; give the clip of the first round"])
+        if self.count_noise is not None and self.quantile is None:
+            raise_problems(["privacy.count_noise: given without privacy.quantile; leave it out"])
+        return self
 
 
 class EvaluationConfig(Table):

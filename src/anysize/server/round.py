@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -79,8 +79,8 @@ def run_round(
     tally, given = Tally(), dict[int, Tensors]()
     rule, most = context.aggregation.rule, context.aggregation.norm
     if private is not None:
-        rule, most, context = "norm-clip", private.mechanism.clip, replace(context, averages=private)
-    clips = rule in ("norm-clip", "norm-filter")
+        rule, context = "private", replace(context, averages=private)
+    clips = rule in ("norm-clip", "norm-filter", "private")
     sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
     summing = Summing(context)
     received = _received(context, staged("train", engine.perform(summing.noted(sent))), tally, on_answer)
@@ -89,6 +89,8 @@ def run_round(
     received = _told(summing.summed(received, tally.missing), tally)
     if rule == "norm-clip":
         received = norm_clipped(received, given, most)
+    if private is not None:
+        received = _private(received, given, private)
     with stage("aggregate"):
         first = next(received, None)
         if first is None and private is None:
@@ -135,6 +137,11 @@ def _received(
         if answer.keep:
             tally.kept[answer.ticket.client] = answer.keep
         yield answer
+
+
+def _private(updates: Iterator[Update], sent: Mapping[int, Tensors], private: PrivateRound) -> Iterator[Update]:
+    for update in updates:
+        yield replace(update, tensors=private.clipped(sent[update.ticket.client], update.tensors))
 
 
 def _told(updates: Iterator[Update], tally: Tally) -> Iterator[Update]:
