@@ -77,7 +77,8 @@ def run_round(
         least: how many clients must answer (at least one if any are missing); if fewer do, the state does not change.
     """
     tally, given = Tally(), dict[int, Tensors]()
-    rule, most = context.aggregation.rule, context.aggregation.norm
+    rule: str = context.aggregation.rule
+    most = context.aggregation.norm
     if private is not None:
         rule, context = "private", replace(context, averages=private)
     clips = rule in ("norm-clip", "norm-filter", "private")
