@@ -2,11 +2,12 @@
 
     python experiments/trust/trials.py updates iid
     python experiments/trust/trials.py rule "3 classes" sign-flip direction [seed]
+    python experiments/trust/trials.py tables
 
 The first looks at the updates of a run without attackers, in which nothing is left out, and prints rows of
 results/updates.csv. The second trains under an attack, as attacks.toml says, for 60 rounds, and prints
 a row of results/trials.csv: the accuracy of every size, how many attackers sent an update and how many of these were
-left out, and the same of honest clients. Rules:
+left out, and the same of honest clients. The third prints the tables of README.md. Rules:
 
     mean                    nothing is done
     clip by size            cut to the median norm of the updates of the same size (norm-clip)
@@ -159,7 +160,9 @@ def changed(rule: str, round: Round) -> list[Tensors | None]:
     if rule == "center":
         return list(centered(round))
     factors = RULES[rule](round)
-    return [{name: f * t for name, t in step.items()} if f else None for f, step in zip(factors, round.steps)]
+    # A step that is not cut stays the very same, so that its update keeps its bits.
+    cut = [step if f == 1 else {name: f * t for name, t in step.items()} for f, step in zip(factors, round.steps)]
+    return [step if f else None for f, step in zip(factors, cut)]
 
 
 def train(experiment: Experiment, rule: str, look: Callable[[int, Round], None]) -> tuple[Any, dict[str, int]]:
@@ -185,8 +188,8 @@ def train(experiment: Experiment, rule: str, look: Callable[[int, Round], None])
             counts[who] += 1
             counts[f"{who}_left_out"] += step is None
         kept = [
-            replace(update, tensors=moved(message.tensors, update.tensors, step))
-            for update, message, step in zip(updates, sent, after)
+            update if step is own else replace(update, tensors=moved(message.tensors, update.tensors, step))
+            for update, message, own, step in zip(updates, sent, steps, after)
             if step is not None
         ]
         before, state = state, method.aggregate(context, state, iter(kept))
@@ -252,6 +255,38 @@ def rule(setting: str, attack: str, name: str, seed: str = "0") -> None:
     csv.writer(sys.stdout).writerow([*row, round(time.process_time() - began, 1), command])
 
 
+def rows(name: str) -> list[dict[str, str]]:
+    with (HERE / "results" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def trials_table() -> str:
+    """By rule, the mean accuracy of the sizes in every setting and under every attack that was tried, as Markdown."""
+    found = rows("trials")
+    columns = list(dict.fromkeys((row["setting"], row["attack"]) for row in found))
+    lines = [f"| rule | {' | '.join(map(', '.join, columns))} |", "| --- " * (len(columns) + 1) + "|"]
+    for name in dict.fromkeys(row["rule"] for row in found):
+        own = {(row["setting"], row["attack"]): float(row["mean"]) for row in found if row["rule"] == name}
+        lines.append(f"| {name} | {' | '.join(f'{own[c]:.1f}' if c in own else '-' for c in columns)} |")
+    return "\n".join(lines)
+
+
+def updates_table() -> str:
+    """By setting and round, how alike updates are and how long, as Markdown."""
+    lines = ["| setting | round | holders of the rarest entries | cosines | lengths, in medians |", "| --- " * 5 + "|"]
+    for row in rows("updates"):
+        low, middle, high = (float(row[key]) for key in ("cosine_lowest", "cosine_median", "cosine_highest"))
+        lengths = f"{float(row['shortest']):.2f} to {float(row['longest']):.2f}"
+        cosines = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        lines.append(
+            f"| {row['setting']} | {row['round']} | {row['largest']} of {row['clients']} | {cosines} | {lengths} |"
+        )
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    with one_thread():
-        {"updates": updates, "rule": rule}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "tables":
+        print(trials_table(), updates_table(), sep="\n\n")
+    else:
+        with one_thread():
+            {"updates": updates, "rule": rule}[sys.argv[1]](*sys.argv[2:])
