@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ from torch import Tensor
 
 from anysize.config.tables import AggregationConfig
 from anysize.elastic.norm import Statistics, merge
+from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError
 from anysize.experiment.plan import plan
+from anysize.experiment.robust import first_round
 from anysize.methods import FLANC, FedHM, FjORD, HeteroFL, Method, PriSM, SHeteroFL, SplitMix, StreamingMean
 from anysize.methods.averaging import HeldAverage, averaging, patterns, stands
 from anysize.methods.messages import Ticket, Update
 from anysize.methods.steps import clipped
 from anysize.runs.experiment import Experiment
-from anysize.server.clipping import norm_clipped
+from anysize.server.clipping import FAR, norm_clipped, norm_filtered
+from anysize.server.round import run_round
 from anysize.testing import LAWS, make_trial
 
 RULES = ("median", "trimmed-mean", "krum", "geometric-median")
@@ -262,6 +266,69 @@ def test_with_a_given_bound_updates_stream() -> None:
     assert drawn == [0]
 
 
+def filtered(
+    sizes: list[str], lengths: list[float], most: float | None = None
+) -> tuple[dict[int, float], dict[int, str]]:
+    """By client, how far the updates that are left move, and why others are left out."""
+    sent = {i: {"w": torch.ones(2)} for i in range(len(lengths))}
+    updates = [update(i, size, w=[1 + length, 1.0]) for i, (size, length) in enumerate(zip(sizes, lengths))]
+    out: dict[int, str] = {}
+    kept = norm_filtered(updates, sent, most, lambda absence: out.update({absence.client: absence.why}))
+    return {u.ticket.client: float(u.tensors["w"][0]) - 1 for u in kept}, out
+
+
+def test_updates_are_held_against_the_median_of_all_sizes_and_the_far_ones_left_out() -> None:
+    """By hand: the median of 1, 2, 3, 5, 8 and 40 is the lower of 3 and 5; of 8 it is 2.7 times as far."""
+    kept, out = filtered(["small", "small", "large", "large", "large", "small"], [1.0, 2.0, 3.0, 5.0, 8.0, 40.0])
+    assert kept == pytest.approx({0: 1.0, 1: 2.0, 2: 3.0, 3: 3.0})
+    assert out == {
+        4: "left out: its update moved 2.67 times as far as the round's bound",
+        5: "left out: its update moved 13.3 times as far as the round's bound",
+    }
+
+
+def test_half_of_a_round_and_all_of_a_size_may_be_attackers() -> None:
+    """The only client of a size is left out if it goes far; clipping by size would take it for its own measure."""
+    honest, lies = [1.0, 1.1, 0.9], [4.0, 4.4, 3.6]
+    kept, out = filtered(["0.5"] * 3 + ["1.0"] * 3, honest + lies)
+    assert sorted(kept) == [0, 1, 2]
+    assert sorted(out) == [3, 4, 5]
+    sent = {i: {"w": torch.ones(2)} for i in range(6)}
+    by_size = norm_clipped([update(i, "x" if i else "y", w=[9.0, 1.0]) for i in range(2)], sent, None)
+    assert [float(u.tensors["w"][0]) for u in by_size] == [9.0, 9.0]
+
+
+def test_a_given_bound_filters_without_holding_updates() -> None:
+    kept, out = filtered(["a"] * 3, [0.5, 2.0, 2.1], 1.0)
+    assert kept == pytest.approx({0: 0.5, 1: 1.0})
+    assert list(out) == [2]
+    assert FAR == 2.0
+    kept, out = filtered(["a"] * 3, [0.0, 0.0, 0.1])
+    assert kept == {0: 0.0, 1: 0.0}
+    assert out == {2: "left out: its update moved further than the round's bound"}
+    assert filtered([], []) == ({}, {})
+
+
+def test_a_round_goes_on_without_those_that_were_left_out_and_says_who_they_are(tmp_path: Path) -> None:
+    """With a bound that no honest client reaches, the state is that of a round without the attackers, bit for bit."""
+    tables: dict[str, Any] = {"rounds": 1, "engine": "inprocess", "training": {"local_steps": 3}}
+    attack = {"name": "sign-flip", "strength": 1e4}
+    made = experiment("heterofl", aggregation={"rule": "norm-filter", "norm": 10.0}, adversary=attack, **tables)
+    done = made.run(tmp_path / "run")
+    (event,) = done.history
+    assert {entry["client"] for entry in event["missing"]} == made.attackers
+    assert {entry["client"] for entry in event["clients"]} == set(range(8)) - made.attackers
+    assert all("times as far as the round's bound" in entry["why"] for entry in event["missing"])
+    assert not event.get("void")
+    plain = experiment("heterofl", **tables)
+    clients = [c for c in first_round(plain) if c.id not in made.attackers]
+    engine = InProcess(plain.context, plain.method, plain.shares, {})
+    rate = plain.config.training.rate(0, 1)
+    state, _ = run_round(plain.context, plain.method, plain.method.init(plain.context), clients, engine, rate)
+    for name, tensor in state.tensors.items():
+        assert torch.allclose(tensor, done.state.tensors[name], atol=1e-6), name
+
+
 def test_an_update_within_the_bound_keeps_its_bits_and_whole_numbers_their_values() -> None:
     sent = {"w": torch.tensor([0.1]), "n": torch.tensor(3)}
     near = {"w": torch.tensor([0.3]), "n": torch.tensor(9)}
@@ -307,9 +374,18 @@ def test_what_a_width_owns_is_held_by_its_clients_alone() -> None:
 
 
 def test_clipping_with_a_bound_holds_nothing() -> None:
-    about = plan(experiment("heterofl", aggregation={"rule": "norm-clip", "norm": 1.0}))["aggregation"]
-    assert about["held_bytes"] == 0
-    assert about["sizes"] == []
+    for rule in ("norm-clip", "norm-filter"):
+        about = plan(experiment("heterofl", aggregation={"rule": rule, "norm": 1.0}))["aggregation"]
+        assert about["held_bytes"] == 0
+        assert about["sizes"] == []
+        assert plan(experiment("heterofl", aggregation=rule))["aggregation"]["held_bytes"] > 0
+
+
+def test_a_notice_says_when_filtering_takes_many_samples_for_an_attack() -> None:
+    words = "all clients train about the same number of steps"
+    assert any(words in notice for notice in experiment("heterofl", aggregation="norm-filter").notices())
+    steady = experiment("heterofl", aggregation="norm-filter", training={"local_steps": 3})
+    assert not any(words in notice for notice in steady.notices())
 
 
 class Lonely(HeteroFL):

@@ -340,7 +340,11 @@ def test_splitmix_by_classes() -> None:
 
 def test_trust_against_attackers() -> None:
     script = runpy.run_path(str(FOLDER / "trust" / "attacks.py"))
-    assert script["table"](rows("trust", "attacks")) in (FOLDER / "trust" / "README.md").read_text()
+    page = (FOLDER / "trust" / "README.md").read_text()
+    assert script["table"](rows("trust", "attacks")) in page
+    trials = runpy.run_path(str(FOLDER / "trust" / "trials.py"))
+    assert trials["trials_table"]() in page
+    assert trials["updates_table"]() in page
 
 
 def test_trust_and_what_privacy_hides() -> None:

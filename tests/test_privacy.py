@@ -17,7 +17,7 @@ from anysize.errors import ConfigError
 from anysize.experiment.plan import plan
 from anysize.experiment.privacy import epsilon, mechanism, spent
 from anysize.methods import FLANC, FedHM, SplitMix
-from anysize.methods.private import Mechanism, NoisySum
+from anysize.methods.private import Mechanism, NoisySum, Quantile
 from anysize.runs.experiment import Experiment
 
 pytest.importorskip("opacus")
@@ -123,11 +123,61 @@ def test_a_run_says_what_it_spent_and_clients_tell_neither_loss_nor_samples(tmp_
     assert not any("loss" in item or "samples" in item for item in plan(made())["leaves_the_device"])
 
 
-def test_a_resumed_private_run_has_the_same_noise(tmp_path: Path) -> None:
-    whole = made().run(tmp_path / "whole")
-    made(rounds=1).run(tmp_path / "parts")
-    parts = made().run(tmp_path / "parts", resume=True)
+MOVING = {"clip": 0.5, "noise": 2.0, "quantile": 0.3, "count_noise": 4.0}
+
+
+@pytest.mark.parametrize("privacy", [{"clip": 0.5, "noise": 2.0}, MOVING])
+def test_a_resumed_private_run_has_the_same_noise(tmp_path: Path, privacy: dict[str, Any]) -> None:
+    whole = made(privacy=privacy).run(tmp_path / "whole")
+    made(rounds=1, privacy=privacy).run(tmp_path / "parts")
+    parts = made(privacy=privacy).run(tmp_path / "parts", resume=True)
     assert whole.history[-1]["accuracy"] == parts.history[-1]["accuracy"]
+    assert whole.history[-1]["privacy"] == parts.history[-1]["privacy"]
+    assert [("clip" in event["privacy"]) for event in whole.history] == 2 * [privacy is MOVING]
+    one, other = ((tmp_path / name / "state.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert one == other
+
+
+# A clip that follows the norms
+
+
+@pytest.mark.parametrize("noise, count_noise", [(1.0, 5.0), (2.0, 1.5), (0.3, 0.2)])
+def test_sum_and_count_together_have_the_noise_that_is_accounted(noise: float, count_noise: float) -> None:
+    """A client moves (sum / its deviation, count / its deviation) by a vector of length 1 / noise, in numpy."""
+    private = Mechanism(1.0, noise, [], 0, Quantile(0.5, count_noise, 100.0))
+    moved = np.array([1.0 / private.sum_noise, 0.5 / count_noise])
+    assert np.linalg.norm(moved) == pytest.approx(1 / noise)
+    assert private.sum_noise > noise
+
+
+def test_the_clip_finds_the_quantile_of_the_norms() -> None:
+    """Steps of norms drawn from 0 to 4, of which 30 % are below 1.2; every round is told its clip by the one before."""
+    random = np.random.default_rng(0)
+    private, clip = Mechanism(0.1, 1.0, [], 0, Quantile(0.3, 2.5, 50.0)), None
+    seen = []
+    for number in range(1, 201):
+        now = private.round(number, clip)
+        for norm in random.uniform(0, 4, random.binomial(100, 0.5)):
+            cut = now.clipped({"w": torch.zeros(2)}, {"w": torch.tensor([0.0, norm])})
+            assert float(cut["w"].norm()) <= now.clip * (1 + 1e-6)
+        clip = now.next_clip()
+        seen.append(clip)
+    assert np.mean(seen[100:]) == pytest.approx(1.2, rel=0.1)
+    assert seen[0] == pytest.approx(0.1 * math.exp(-0.2 * (0.02 - 0.3)), rel=0.1)  # nearly all are longer than 0.1
+
+
+def test_the_noise_of_a_round_follows_its_clip() -> None:
+    expected = [{"w": torch.full((100, 100), 4.0)}]
+    private = Mechanism(0.5, 2.0, expected, 0, Quantile(0.5, 3.0, 50.0))
+    noise = private.round(3, 0.05)({"w": torch.zeros(100, 100)}, {}).result()["w"]
+    assert float(noise.std()) == pytest.approx(0.05 * (2.0**-2 - 6.0**-2) ** -0.5 / 4.0, rel=0.03)
+
+
+def test_epsilon_does_not_depend_on_whether_the_clip_moves() -> None:
+    still, moving = plan(made())["privacy"], plan(made(privacy=MOVING))["privacy"]
+    assert moving["epsilon"] == still["epsilon"]
+    ratio = moving["sizes"][0]["deviation"] / still["sizes"][0]["deviation"]
+    assert ratio == pytest.approx((1 - (2.0 / 8.0) ** 2) ** -0.5)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +187,11 @@ def test_a_resumed_private_run_has_the_same_noise(tmp_path: Path) -> None:
         ({"tricks": {"weighting": "clients", "classwise_head": True}}, "classwise_head"),
         ({"model": "small-cnn"}, "batch-norm statistics leave"),
         ({"aggregation": "median"}, "calibrated for sums"),
+        ({"aggregation": "norm-filter"}, "calibrated for sums"),
+        ({"privacy": {"clip": 0.5, "noise": 2.0, "quantile": 0.5}}, "count_noise above 1, or take more clients"),
+        ({"privacy": {"noise": 2.0, "quantile": 0.5}}, "give the clip of the first round"),
+        ({"privacy": {"clip": 0.5, "count_noise": 2.0}}, "given without privacy.quantile"),
+        ({"engine": {"name": "inprocess", "min_clients": 3}}, "tells how many came"),
         ({"partition": {"validation": 0.2}, "evaluation": {"on": ["test", "clients"]}}, "held-out data"),
         ({"devices": {"capacities": [0.5, 1.0], "available": 0.5}}, "availability"),
         ({"devices": {"capacities": [0.5, 1.0], "redraw": "round"}}, "keep their size"),

@@ -135,7 +135,7 @@ def test_what_would_tell_of_a_single_client_is_refused(more: dict[str, Any], why
         plan(experiment(**more, **SECURE))
 
 
-@pytest.mark.parametrize("rule", ["median", "krum", "norm-clip"])
+@pytest.mark.parametrize("rule", ["median", "krum", "norm-clip", "norm-filter"])
 def test_rules_that_compare_updates_are_refused(rule: str) -> None:
     with pytest.raises(ConfigError, match="which compares single updates"):
         experiment(aggregation={"secure_threshold": 3, "rule": rule})

@@ -1,10 +1,10 @@
-"""Split-Mix and its baselines by width: digits domains (Table 1, Fig. 4), batch-norm (Table 4), skewed classes (Fig. 9).
+"""Split-Mix and its baselines by width: digits domains (Table 1, Fig. 4), batch-norm (Table 4), classes (Fig. 9).
 
     python experiments/splitmix/studies.py widths 0 1 2 > experiments/splitmix/results/widths.csv
 
-The arguments are a study and seeds. `accuracy` is that of the network as it ships, also for each domain where a study has
-any; `by_test_batch` has the statistics of the test batch, as the paper tests. Every row has a command that gives its run
-alone.
+The arguments are a study and seeds. `accuracy` is that of the network as it ships, also for each domain where a study
+has any; `by_test_batch` has the statistics of the test batch, as the paper tests. Every row has a command that gives its
+run alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs every rule against every attack and writes results/attacks.csv; cells that are there already are not run again.
 
 python experiments/trust/attacks.py [--seeds 0 1 2] [--attacks none sign-flip] [--settings iid "3 classes"]
+    [--rules mean norm-filter]
 python experiments/trust/attacks.py --table
 """
 
@@ -10,8 +11,10 @@ import argparse
 import csv
 import tempfile
 import time
+from collections.abc import Collection
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from anysize import config
 from anysize.attacks import backdoor_success
@@ -21,10 +24,11 @@ from anysize.runs.experiment import Experiment
 
 HERE = Path(__file__).parent
 FILE, RESULTS = HERE / "attacks.toml", HERE / "results" / "attacks.csv"
-RULES = ("mean", "median", "trimmed-mean", "norm-clip", "krum", "geometric-median")
+RULES = ("mean", "norm-filter", "norm-clip", "median", "trimmed-mean", "krum", "geometric-median")
 ATTACKS = {
     "none": [],
     "sign-flip": ["adversary.name=sign-flip"],
+    "sign-flip, not scaled": ["adversary.name=sign-flip", "adversary.strength=1"],
     "sign-flip by the largest": ["adversary.name=sign-flip", "adversary.who=largest"],
     "scale": ["adversary.name=scale"],
     "noise": ["adversary.name=noise"],
@@ -35,7 +39,8 @@ ATTACKS = {
 SETTINGS = {"iid": [], "3 classes": ["data.split=classes", "data.classes_per_client=3"]}
 SIZES = ("0.25", "0.5", "0.75", "1.0")
 KEYS = ("setting", "attack", "rule", "seed")
-COLUMNS = (*KEYS, *SIZES, "backdoor", "diverged", "cpu_seconds", "command")
+COUNTS = ("attackers", "attackers_left_out", "honest", "honest_left_out")
+COLUMNS = (*KEYS, *SIZES, "backdoor", "diverged", *COUNTS, "cpu_seconds", "command")
 
 
 def measured(setting: str, attack: str, rule: str, seed: int) -> dict[str, object]:
@@ -48,13 +53,24 @@ def measured(setting: str, attack: str, rule: str, seed: int) -> dict[str, objec
         with tempfile.TemporaryDirectory() as folder:
             run = experiment.run(folder, overwrite=True)
             row |= {label: round(value, 4) for label, value in run.history[-1]["accuracy"].items()}
+            row |= counted(run.history, experiment.attackers)
             if attack in ("none", "backdoor"):
                 row["backdoor"] = round(backdoor_success(run.customize("1.0"), evaluation_part(experiment)), 4)
     except AnysizeError as error:
         print(error)
         row |= dict.fromkeys(SIZES, 0.1) | {"diverged": 1}
-    command = f'python experiments/trust/attacks.py --seeds {seed} --attacks "{attack}" --settings "{setting}"'
+    command = (
+        f'python experiments/trust/attacks.py --seeds {seed} --attacks "{attack}" --settings "{setting}" --rules {rule}'
+    )
     return row | {"cpu_seconds": round(time.process_time() - began, 1), "command": command}
+
+
+def counted(history: list[dict[str, Any]], attackers: Collection[int]) -> dict[str, int]:
+    """How many updates attackers and honest clients sent in all rounds, and how many of them were left out."""
+    kept = [entry["client"] for event in history for entry in event["clients"]]
+    out = [entry["client"] for event in history for entry in event.get("missing", ())]
+    lied, fooled = (sum(client in attackers for client in some) for some in (kept, out))
+    return dict(zip(COUNTS, (lied + fooled, fooled, len(kept) + len(out) - lied - fooled, len(out) - fooled)))
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -78,6 +94,7 @@ def main() -> None:
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked.add_argument("--attacks", nargs="+", default=list(ATTACKS))
     asked.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    asked.add_argument("--rules", nargs="+", default=list(RULES))
     asked.add_argument("--table", action="store_true", help="print the README's table instead")
     given = asked.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
@@ -86,7 +103,7 @@ def main() -> None:
         print(table(rows))
         return
     done = {tuple(row[key] for key in KEYS) for row in rows}
-    for seed, attack, setting, rule in product(given.seeds, given.attacks, given.settings, RULES):
+    for seed, attack, setting, rule in product(given.seeds, given.attacks, given.settings, given.rules):
         if (setting, attack, rule, str(seed)) in done:
             continue
         row = measured(setting, attack, rule, seed)

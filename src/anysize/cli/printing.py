@@ -73,6 +73,8 @@ def aggregation_lines(about: Mapping[str, Any] | None) -> list[str]:
     >>> size = {"size": "1.0", "holders": 5, "stands": 1}
     >>> aggregation_lines({"rule": "krum", "clients": 20, "held_bytes": 4000, "sizes": [size]})[1:]
     ['  1.0: its rarest entries have 5 holders, of which 1 may lie', '  The server holds 20 updates at once, 4.0 kB.']
+    >>> aggregation_lines({"rule": "norm-filter", "clients": 20, "held_bytes": 0, "sizes": []})[1].partition("; ")[2]
+    'updates of more than twice the bound are left out, if at most 10 clients lie'
     """
     if about is None:
         return []
@@ -82,7 +84,10 @@ def aggregation_lines(about: Mapping[str, Any] | None) -> list[str]:
         for own in about["sizes"]
     ]
     if not about["sizes"]:
-        lines.append("  an attacker moves the mean by no more than its weight times the bound; none is left out")
+        far = "none is left out"
+        if about["rule"] == "norm-filter":
+            far = f"updates of more than twice the bound are left out, if at most {about['clients'] // 2} clients lie"
+        lines.append(f"  an attacker moves the mean by no more than its weight times the bound; {far}")
     held = f"The server holds {about['clients']} updates at once, {bytes_text(about['held_bytes'])}."
     return [*lines, f"  {held}" if about["held_bytes"] else "  Updates are folded in one by one."]
 

@@ -306,20 +306,24 @@ class AggregationConfig(Table):
     """
 
     table: ClassVar[str] = "aggregation"
-    rule: Literal["mean", "median", "trimmed-mean", "norm-clip", "krum", "geometric-median"] = "mean"
-    """What every entry gets from the clients that hold it. All but "mean" and "norm-clip" ignore tricks.weighting."""
+    rule: Literal["mean", "median", "trimmed-mean", "norm-clip", "norm-filter", "krum", "geometric-median"] = "mean"
+    """What every entry gets from the clients that hold it. Only "mean", "norm-clip" and "norm-filter" use
+    tricks.weighting."""
     attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """trimmed-mean and krum: the share of the clients that hold an entry that may lie, rounded up."""
     norm: Positive | None = None
-    """norm-clip: the largest norm of an update; absent: the median norm of the round's updates of its size."""
+    """norm-clip, norm-filter: the largest norm of an update; absent: the median norm of the round's updates, of its
+    size for norm-clip and of all sizes for norm-filter, which leaves out updates of more than twice that."""
     secure_threshold: Annotated[int, Field(ge=2)] | None = None
     """Secure aggregation: the server learns only sums over at least so many clients of one size, and nothing of a
     single one; absent: it sees every update."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.norm is not None and self.rule != "norm-clip":
-            raise_problems([f'aggregation.norm: given with rule = "{self.rule}"; only "norm-clip" uses it'])
+        if self.norm is not None and self.rule not in ("norm-clip", "norm-filter"):
+            raise_problems(
+                [f'aggregation.norm: given with rule = "{self.rule}"; only "norm-clip" and "norm-filter" use it']
+            )
         if self.secure_threshold is not None and self.rule != "mean":
             raise_problems(
                 [
@@ -366,11 +370,27 @@ class PrivacyConfig(Table):
 
     table: ClassVar[str] = "privacy"
     clip: Positive | None = None
-    """The largest norm of a client's update, over all entries that its size has; absent: no differential privacy."""
+    """The largest norm of a client's update, over all entries that its size has; absent: no differential privacy. With
+    `quantile`, that of the first round."""
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The clip follows the norms: from round to round it moves towards the norm that this share of the updates does not
+    exceed; absent: it stays as it is."""
+    count_noise: Positive | None = None
+    """The deviation of the noise on the count of updates within the clip, in clients; absent: a twentieth of the
+    clients that are expected in a round."""
     noise: Positive = 1.0
-    """The deviation of the Gaussian noise that the server adds to the sum of the updates, in clips."""
+    """The deviation of the Gaussian noise that the server adds to the sum of the updates, in clips. With `quantile`,
+    the sum gets a little more, so that sum and count together tell as much as the sum alone would."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """The probability with which the guarantee may fail."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.quantile is not None and self.clip is None:
+            raise_problems(["privacy.quantile: given without privacy.clip; give the clip of the first round"])
+        if self.count_noise is not None and self.quantile is None:
+            raise_problems(["privacy.count_noise: given without privacy.quantile; leave it out"])
+        return self
 
 
 class EvaluationConfig(Table):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from anysize.deploy.footprint import FOOTPRINTS, noted
 from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
-from anysize.deploy.membership import Membership
+from anysize.deploy.membership import Membership, digest
 from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
@@ -61,6 +61,7 @@ class Service:
         self._device = device_file.load(file)
         self._limits = own_data.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
+        self._summed_in: dict[str, int] = {}
 
     def reply(self, kind: str, content: RecordDict) -> RecordDict:
         """The answer to a message of a kind, or why there is none, and what the device can afford next."""
@@ -114,18 +115,23 @@ class Service:
         told = json.dumps(hello, sort_keys=True)
         if self._last is None or self._last[0] != told:
             self._last = None  # frees the previous one first
-            self._last = (told, Knowledge(self._device, hello))
+            self._last = (told, Knowledge(self._device, hello, self._summed_in))
         return self._last[1]
 
 
 class Knowledge:
     """An experiment of a server, as a device runs it.
 
+    Args:
+        device: its file.
+        hello: the run and the experiment, as the server tells them.
+        summed: by run, the last round in which the device was summed securely; a new sum is noted there.
+
     Attributes:
         membership: the device's part in secure sums; None if the experiment does not sum securely.
     """
 
-    def __init__(self, device: DeviceConfig, hello: Json) -> None:
+    def __init__(self, device: DeviceConfig, hello: Json, summed: MutableMapping[str, int]) -> None:
         brief = Brief.from_json(hello["brief"], partial(accepted, device=device))
         config, experiment = brief.config, brief.experiment()
         refuse_upper_bounds(experiment.method)
@@ -137,12 +143,12 @@ class Knowledge:
             step = step_timed(experiment)
         known = (self._service.context, experiment.method, experiment.example)
         latency = noted_latency(device.path(LATENCIES), step, own_latency(*known, device.memory_bytes))
-        self._gate = Gate(
-            *known, device.limits, config.devices.capacity_of, latency, noted(device.path(FOOTPRINTS), step)
-        )
-        self._kept = Kept(device.folder / KEPT, str(hello["run"]), config.checkpoint_every)
-        threshold = config.aggregation.secure_threshold
-        self.membership = None if threshold is None else Membership(threshold, experiment.context.tricks)
+        footprint = noted(device.path(FOOTPRINTS), step)
+        self._gate = Gate(*known, device.limits, config.devices.capacity_of, latency, footprint)
+        self._hello, run = hello, str(hello["run"])
+        self._kept = Kept(device.folder / KEPT, run, config.checkpoint_every)
+        threshold, tricks = config.aggregation.secure_threshold, experiment.context.tricks
+        self.membership = None if threshold is None else Membership(threshold, tricks, run, summed)
 
     def limited(self, limits: Limits) -> None:
         """From now on, what comes is held against these limits."""
@@ -164,7 +170,8 @@ class Knowledge:
         """The public keys for a sum over what was learned, which stays here."""
         sub_model = self._gate(blob, ticket)
         own.check(sub_model.ticket)
-        return own.begin(sub_model, self._performed(sub_model))
+        message = digest(self._hello, sub_model.ticket, blob)
+        return own.begin(sub_model, self._performed(sub_model), message)
 
     def _performed(self, sub_model: SubModel) -> Update:
         round = sub_model.ticket.round

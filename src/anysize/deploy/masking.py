@@ -17,6 +17,10 @@ It needs `needed` of them, more than two thirds of the members. A member tells o
 it once; so even a server that tells members different things cannot get all that hides a single member's words. It
 could by inventing members: members believe that the keys come from devices.
 
+What hides a member is that the others add what the server does not know. So members also check that all of them add
+what they learned from the same message: from another one they could learn what the server foresees, such as nothing
+at all (Pasquini et al., "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022).
+
 Keys, their agreement (ECDH), encryption (Fernet) and shares (Shamir) are Flower's. Its masks are not used, since they
 come from a generator with a seed of 32 bits, which a server can try out; here they are ChaCha20's.
 """
@@ -73,10 +77,11 @@ class Member:
     Args:
         own: the member's number.
         threshold: the fewest members in a sum that its words may be part of.
+        message: what it learned from, or a digest of it; the same for all members.
     """
 
-    def __init__(self, own: int, threshold: int) -> None:
-        self._own, self._threshold = own, threshold
+    def __init__(self, own: int, threshold: int, message: bytes = b"") -> None:
+        self._own, self._threshold, self._message = own, threshold, message
         self._mask, self._post = generate_key_pairs()[0], generate_key_pairs()[0]
         self._seed = os.urandom(32)
         self._step: Step = "keys"
@@ -102,6 +107,8 @@ class Member:
         self._go("shares")
         if len(keys) < self._threshold:
             raise TrustError(f"a sum over {len(keys)} devices was asked for; this one takes part in {self._threshold}")
+        if len(keys) > CLIENTS:
+            raise TrustError(f"a sum over {len(keys)} devices was asked for; it can have {CLIENTS}")
         if keys.get(self._own) != self._public():
             raise TrustError("the server shows others keys that are not this device's")
         if len({key for pair in keys.values() for key in pair}) < 2 * len(keys):
@@ -167,8 +174,12 @@ class Member:
         return Keys(*(public_key_to_bytes(key.public_key()) for key in (self._mask, self._post)))
 
     def _group(self) -> bytes:
-        """The same for members that were shown the same keys, and have the same threshold."""
-        told = [self._threshold, [[member, *map(bytes.hex, keys)] for member, keys in self._keys.items()]]
+        """The same for members that were shown the same keys, have the same threshold and got the same message."""
+        told = [
+            self._threshold,
+            self._message.hex(),
+            [[member, *map(bytes.hex, keys)] for member, keys in self._keys.items()],
+        ]
         return hashlib.sha256(json.dumps(told).encode()).digest()
 
     def _opened(self, member: int, text: bytes) -> tuple[bytes, bytes]:
@@ -181,7 +192,9 @@ class Member:
             raise TrustError(f"the shares of device {member} are not what it encrypted for this one") from None
         group, plain = plain[:32], plain[32:]
         if group != self._group():
-            raise TrustError(f"the server tells device {member} of other members, or of another threshold")
+            raise TrustError(
+                f"the server tells device {member} of other members or of another threshold, or sent it another message"
+            )
         source, receiver, seed, secret = share_keys_plaintext_separate(plain)
         if (source, receiver) != (member, self._own):
             raise TrustError(f"the shares of device {member} are for device {receiver}, from device {source}")

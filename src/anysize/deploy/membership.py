@@ -1,13 +1,15 @@
 """A device's part in secure sums: it trains, keeps what it learned, and answers the steps by which it is summed.
 
 What the device learned leaves it in masked words alone, once for every round of a run: of two sums for one round, with
-it and without, the difference would tell.
+it and without, the difference would tell. And it leaves only in a sum of devices that learned from the same message.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from anysize.deploy.masking import Keys, Member
 from anysize.errors import TrustError, short
 from anysize.methods.messages import SubModel, Ticket, Update
-from anysize.methods.sums import Words, words_of
+from anysize.methods.sums import Words, class_of, words_of
 from anysize.methods.training import Tricks
 from anysize.wire import Json, Tensors
 
@@ -29,23 +31,32 @@ class Membership:
     Args:
         threshold: the fewest devices of a sum.
         tricks: say how clients are weighted.
+        run: the run's id.
+        last: by run, the last round that the device was summed in; it outlives this object.
     """
 
-    def __init__(self, threshold: int, tricks: Tricks) -> None:
+    def __init__(self, threshold: int, tricks: Tricks, run: str, last: MutableMapping[str, int]) -> None:
         self._threshold, self._tricks = threshold, tricks
-        self._told = 0
+        self._run, self._last = run, last
         self._held: tuple[Member, SubModel, Update] | None = None
 
     def check(self, ticket: Ticket) -> None:
         """Refuse a job whose answer would tell of this device alone, and a round that it was summed in already."""
         if ticket.job != "train":
             raise TrustError(f'refused to "{ticket.job}": the experiment sums updates securely and asks nothing else')
-        if ticket.round <= self._told:
-            raise TrustError(f"refused round {ticket.round}: what it learned in round {self._told} was summed already")
+        told = self._last.get(self._run, 0)
+        if ticket.round <= told:
+            raise TrustError(f"refused round {ticket.round}: what it learned in round {told} was summed already")
 
-    def begin(self, sub_model: SubModel, update: Update) -> Json:
-        """Keep what was learned, and tell fresh public keys."""
-        member = Member(sub_model.ticket.client, self._threshold)
+    def begin(self, sub_model: SubModel, update: Update, message: bytes) -> Json:
+        """Keep what was learned, and tell fresh public keys.
+
+        Args:
+            sub_model: what the device got.
+            update: what it learned.
+            message: the digest of all that it learned from; the same for all devices of the sum.
+        """
+        member = Member(sub_model.ticket.client, self._threshold, message)
         public = member.keys()
         self._held = member, sub_model, update
         return {"keys": [text(key) for key in public]}
@@ -62,7 +73,7 @@ class Membership:
             note = {"shares": texts(member.shares(keys_in(told)))}
         elif step == "words":
             words = member.words(blobs_in(told), words_of(update, sub_model, self._tricks))
-            self._told = sub_model.ticket.round
+            self._last[self._run] = sub_model.ticket.round
             note, tensors = {}, {WORDS: torch.from_numpy(words.view("int64"))}
         elif step == "unmask":
             note = {"shares": texts(member.unmask(numbers_in(told)))}
@@ -71,6 +82,18 @@ class Membership:
         if step != "unmask":
             self._held = held
         return note, tensors
+
+
+def digest(hello: Json, ticket: Ticket, blob: bytes) -> bytes:
+    """The same for devices that learn from the same: experiment, tensors, and ticket but for the client.
+
+    Args:
+        hello: the run and the experiment, as the server tells them.
+        ticket: of the message.
+        blob: its tensors, as they came.
+    """
+    told = json.dumps([hello, class_of(SubModel({}, ticket)), hashlib.sha256(blob).hexdigest()], sort_keys=True)
+    return hashlib.sha256(told.encode()).digest()
 
 
 def asked(step: str, round: int, told: Any) -> Json:

@@ -22,7 +22,7 @@ from anysize.experiment.lookup import prepared
 from anysize.experiment.setup import Setup
 from anysize.experiment.sizes import Solved, solve_sizes
 from anysize.methods import Method
-from anysize.methods.averaging import STREAMED
+from anysize.methods.averaging import BOUNDED, STREAMED
 from anysize.methods.context import Context
 from anysize.methods.size import Size
 from anysize.methods.table import Table
@@ -65,10 +65,16 @@ class Experiment(Setup):
         """What the rule of aggregation does with what clients say, and who attacks."""
         rule, weighting = self.config.aggregation.rule, self.context.tricks.weighting
         found = []
-        if rule == "norm-clip" and weighting == "samples":
+        if rule in BOUNDED and weighting == "samples":
             found.append(
-                'aggregation.rule = "norm-clip" bounds how far an update moves, not its weight: a client that claims '
+                f'aggregation.rule = "{rule}" bounds how far an update moves, not its weight: a client that claims '
                 'many samples counts as many; tricks.weighting = "clients" counts each once'
+            )
+        if rule == "norm-filter" and self.config.training.local_steps is None:
+            found.append(
+                'aggregation.rule = "norm-filter" takes it that all clients train about the same number of steps: with '
+                "training.local_epochs a client with many samples moves further, and may be left out; "
+                "training.local_steps makes them equal"
             )
         if rule not in STREAMED and weighting == "samples":
             found.append(

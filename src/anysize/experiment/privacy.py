@@ -21,7 +21,7 @@ from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
 from anysize.methods.capabilities import Searched, asks_held_out
 from anysize.methods.messages import Client, Update
-from anysize.methods.private import Mechanism, Recorder
+from anysize.methods.private import Mechanism, Quantile, Recorder
 from anysize.methods.size import Size
 from anysize.methods.steps import moved, norm_of, step_of
 from anysize.rng import generator
@@ -94,6 +94,15 @@ def _problems(experiment: Experiment) -> Iterator[str]:
         yield "clients must keep their size, so that the expected holders of an entry are known"
     if devices.available != 1.0 or any(group.available not in (None, 1.0) for group in devices.groups):
         yield "availability makes participation other than independent draws; leave devices.available out"
+    quantile = _quantile(experiment)
+    if quantile is not None and config.privacy.noise >= 2 * quantile.noise:
+        yield (
+            f"privacy.quantile: noise of {quantile.noise:g} clients on the count of updates leaves nothing of "
+            f"privacy.noise = {config.privacy.noise:g} for their sum; set privacy.count_noise above "
+            f"{config.privacy.noise / 2:g}, or take more clients in a round"
+        )
+    if config.engine.min_clients is not None:
+        yield "a round that changes nothing since few came tells how many came; leave engine.min_clients out"
     if experiment.described.per_group:
         yield "clients_per_round by group is not one probability for all; give one number"
 
@@ -120,7 +129,15 @@ def mechanism(experiment: Experiment, state: Any) -> Mechanism | None:
         for whole, part in zip(expected, held, strict=True):
             for name, own in part.items():
                 whole[name] = whole.get(name, 0) + sampling * count * own
-    return Mechanism(options.clip, options.noise, expected, experiment.config.seed)
+    return Mechanism(options.clip, options.noise, expected, experiment.config.seed, _quantile(experiment))
+
+
+def _quantile(experiment: Experiment) -> Quantile | None:
+    """How the clip follows the norms; None if it stays as it is."""
+    options, clients = experiment.config.privacy, float(experiment.fleet.per_round)
+    if options.quantile is None:
+        return None
+    return Quantile(options.quantile, options.count_noise or clients / 20, clients)
 
 
 def _held(experiment: Experiment, state: Any, size: Size) -> list[dict[str, Tensor]]:
@@ -174,7 +191,7 @@ def spending(experiment: Experiment, state: Any) -> Json | None:
     if made is None or about is None:
         return None
     rarest = {size.label: _rarest(made.expected, _held(experiment, state, size)) for size in experiment.sizes}
-    noise = made.noise * made.clip
+    noise = made.sum_noise * made.clip
     sizes = [{"size": label, "holders": few, "deviation": noise / few} for label, few in rarest.items()]
     return about | {"clip": made.clip, "noise": made.noise, "sizes": sizes}
 

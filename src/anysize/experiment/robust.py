@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
-from anysize.methods.averaging import STREAMED, Counted, stands
+from anysize.methods.averaging import BOUNDED, STREAMED, Counted, stands
 from anysize.methods.messages import Client, Update
 from anysize.wire import Json, size_bytes
 
@@ -26,7 +26,7 @@ def standing(experiment: Experiment, state: Any) -> Json | None:
         return None
     clients = first_round(experiment)
     updates = [_unchanged(experiment, state, client) for client in clients]
-    streams = options.rule == "norm-clip" and options.norm is not None
+    streams = options.rule in BOUNDED and options.norm is not None
     held = 0 if streams else sum(size_bytes(update.tensors, update.to_json()) for update in updates)
     found: Json = {"rule": options.rule, "clients": len(clients), "held_bytes": held, "sizes": []}
     if options.rule not in STREAMED:
@@ -68,7 +68,7 @@ def counted(experiment: Experiment, state: Any, updates: list[Update]) -> dict[s
     context = replace(experiment.context, averages=averaged)
     experiment.method.aggregate(context, state, stream())
     rule, name = experiment.config.aggregation.rule, experiment.config.method.name
-    other = 'take rule = "mean" or "norm-clip"'
+    other = 'take rule = "mean", "norm-clip" or "norm-filter"'
     if not any(average.turns for average in averages):
         raise ConfigError(
             f'aggregation.rule = "{rule}": method {name} does not average with `context.average`, so that no rule '

@@ -33,8 +33,11 @@ from anysize.config.tables import AggregationConfig
 from anysize.methods.mean import Average, Index, StreamingMean, grid, prefix
 from anysize.wire import Tensors
 
-STREAMED = ("mean", "norm-clip")
-"""The rules whose averages are means, folded in one by one; "norm-clip" changes updates before they are averaged."""
+STREAMED = ("mean", "norm-clip", "norm-filter")
+"""The rules whose averages are means, folded in one by one; the last two change updates before they are averaged."""
+
+BOUNDED = ("norm-clip", "norm-filter")
+"""The rules that bound how far an update moves."""
 
 Holders = tuple[int, ...]
 """Clients by their place in the round's order."""
@@ -72,7 +75,7 @@ def left_out(options: AggregationConfig, clients: int) -> int:
     >>> left_out(AggregationConfig(), 20), left_out(AggregationConfig(rule="krum"), 20)
     (0, 4)
     """
-    return 0 if options.rule in STREAMED else stands("trimmed-mean", clients, options.attackers)
+    return 0 if options.rule in ("mean", "norm-clip") else stands("trimmed-mean", clients, options.attackers)
 
 
 class Counted(Average):

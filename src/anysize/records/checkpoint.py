@@ -9,6 +9,7 @@ writes only the bytes of the clients that took part; a checkpoint names the file
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Checkpoint:
         statistics: batch-norm statistics by size label, if they were estimated for this state.
         kept: the tensors that stay with each client.
         turns: the round in which each of those clients last took part.
+        clip: the largest norm of an update in the next round, if that moves (`privacy.quantile`).
     """
 
     round: int
@@ -50,6 +52,7 @@ class Checkpoint:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     kept: dict[int, Tensors] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
+    clip: float | None = None
 
 
 def save(directory: Path, checkpoint: Checkpoint, about: Json, before: int | None = None) -> None:
@@ -81,7 +84,7 @@ def _save(path: Path, checkpoint: Checkpoint, about: Json, before: int) -> None:
         "statistics": list(checkpoint.statistics),
         "turns": {str(client): turn for client, turn in sorted(checkpoint.turns.items())},
         "about": about,
-    }
+    } | ({} if checkpoint.clip is None else {"clip": checkpoint.clip})
     write(path, sealed(tensors, header))
 
 
@@ -125,11 +128,12 @@ def _restored(path: Path, like: Any) -> Checkpoint:
         _demand(set(tensors) <= {*_named(stored, momentum, statistics)}, "it holds tensors that are no part of it")
         _demand(all(name in stored and momentum[name].shape == stored[name].shape for name in momentum), "its momentum")
         _demand(all(_alike(note[name], noted.get(name)) for name in note), "its state has values of other types")
-        state = restore(type(like), stored, note)
+        state, clip = restore(type(like), stored, note), header.get("clip")
+        _demand(clip is None or (isinstance(clip, float) and 0 < clip < math.inf), f"its clip is {short(clip)}")
     except (LookupError, ValueError, TypeError, AttributeError, CheckpointError) as error:
         raise _damaged(path, str(error)) from None
     kept = {client: _load_kept(path.parent, client, turn) for client, turn in turns.items()}
-    return Checkpoint(number, state, momentum, statistics, kept, turns)
+    return Checkpoint(number, state, momentum, statistics, kept, turns, clip)
 
 
 def _named(state: Tensors, momentum: Tensors, statistics: Mapping[str, Statistics]) -> Tensors:
@@ -212,7 +216,7 @@ def _read(path: Path) -> tuple[Tensors, Json]:
         tensors, header = load(blob, str(path), CheckpointError)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_WAY_OUT}") from None
-    if set(header) != {"format", "round", "state", "statistics", "turns", "about", "checksum"}:
+    if set(header) - {"clip"} != {"format", "round", "state", "statistics", "turns", "about", "checksum"}:
         raise _damaged(path, "it is not a run's checkpoint")
     if not isinstance(header["about"], dict):
         raise _damaged(path, "it says nothing about its run")

@@ -140,10 +140,11 @@ class TradeOff(Entry):
 
 
 class Spent(Entry):
-    """What every client has spent of its privacy since the first round."""
+    """What every client has spent of its privacy since the first round, and the round's clip if it moves."""
 
     epsilon: Number
     delta: Number
+    clip: Number | None = None
 
 
 class Round(Entry):

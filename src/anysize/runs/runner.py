@@ -292,7 +292,7 @@ class _Runner:
         clients = self._clients(number, fleet)
         least = config.engine.min_clients or (0 if fleet.present is None else 1)
         self._mechanism = self._mechanism or mechanism(experiment, before.state)
-        private = None if self._mechanism is None else self._mechanism.round(number)
+        private = None if self._mechanism is None else self._mechanism.round(number, before.clip)
         told = self._progress(number, len(clients))
         state, tally = run_round(context, method, before.state, clients, engine, rate, told, least, private)
         momentum, missing = before.momentum, list[Absence]()
@@ -303,7 +303,9 @@ class _Runner:
             state = self._finished(state, engine, number, missing, fleet)
         before.kept.update(tally.kept)  # the engine reads from this mapping
         turns = before.turns | dict.fromkeys(tally.kept, number)
-        after = Checkpoint(number, state, momentum, {}, before.kept, turns)
+        adaptive = private is not None and private.mechanism.quantile is not None
+        clip = private.next_clip() if private is not None and adaptive else None
+        after = Checkpoint(number, state, momentum, {}, before.kept, turns, clip)
         event = self._round_event(number, tally, fleet)
         if number % config.evaluate_every == 0 or number == config.rounds:
             with stage("evaluate"), measuring(None):  # includes extracting, sending and calibrating
@@ -311,7 +313,8 @@ class _Runner:
             directories.write_analysis(self._directory, number, self._analysis(state))
         event |= _missing(tally, missing)
         about = spent(experiment, number)
-        event |= {} if about is None else {"privacy": about}
+        if about is not None and private is not None:
+            event["privacy"] = about | ({"clip": private.clip} if adaptive else {})
         event["seconds"] = round(time.perf_counter() - began, 3)
         with stage("checkpoint"):
             self._writing.wait()  # so that the log is never more than a round ahead of the checkpoint

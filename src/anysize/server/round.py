@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ from anysize.methods.context import Context
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.methods.private import PrivateRound
 from anysize.profiling import stage, staged
-from anysize.server.clipping import norm_clipped
+from anysize.server.clipping import norm_clipped, norm_filtered
 from anysize.server.summing import Summing
 from anysize.wire import Json, Tensors, size_bytes
 
@@ -77,15 +77,21 @@ def run_round(
         least: how many clients must answer (at least one if any are missing); if fewer do, the state does not change.
     """
     tally, given = Tally(), dict[int, Tensors]()
-    clips, most = context.aggregation.rule == "norm-clip", context.aggregation.norm
+    rule: str = context.aggregation.rule
+    most = context.aggregation.norm
     if private is not None:
-        clips, most, context = True, private.mechanism.clip, replace(context, averages=private)
+        rule, context = "private", replace(context, averages=private)
+    clips = rule in ("norm-clip", "norm-filter", "private")
     sent = _sent(context, method, state, clients, rate, tally, given if clips else None)
     summing = Summing(context)
     received = _received(context, staged("train", engine.perform(summing.noted(sent))), tally, on_answer)
+    if rule == "norm-filter":
+        received = norm_filtered(received, given, most, lambda absence: tally.missing.append(asdict(absence)))
     received = _told(summing.summed(received, tally.missing), tally)
-    if clips:
+    if rule == "norm-clip":
         received = norm_clipped(received, given, most)
+    if private is not None:
+        received = _private(received, given, private)
     with stage("aggregate"):
         first = next(received, None)
         if first is None and private is None:
@@ -132,6 +138,11 @@ def _received(
         if answer.keep:
             tally.kept[answer.ticket.client] = answer.keep
         yield answer
+
+
+def _private(updates: Iterator[Update], sent: Mapping[int, Tensors], private: PrivateRound) -> Iterator[Update]:
+    for update in updates:
+        yield replace(update, tensors=private.clipped(sent[update.ticket.client], update.tensors))
 
 
 def _told(updates: Iterator[Update], tally: Tally) -> Iterator[Update]:
