@@ -3,8 +3,8 @@
 The mean is updated in place as m <- m + (w / W) (x - m), where W is the weight seen so far. So no copy per client is
 held, and an update that changes nothing leaves every bit the same.
 
-Of a tensor whose clients hold prefixes, whole ranges of rows have equal weights: the prefixes cut the first axis into
-ranges, and W is held for one row of each (`Rows`). So m and x are all that is read, and W takes no memory to speak of.
+Of a tensor whose clients hold prefixes, or prefixes of every head or gate, whole ranges of rows have equal weights: the
+prefixes cut the first axis into ranges, and W is held for one row of each (`Rows`). So m and x are all that is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import pairwise, zip_longest
 import torch
 from torch import Tensor
 
+from anysize.elastic.slicing import divided
 from anysize.errors import MethodError
 from anysize.wire import Tensors
 
@@ -130,8 +131,8 @@ class StreamingMean(Average):
             self._begin_with(name, tensor, share)
         elif whole and not isinstance(self._weight.get(name), Rows):
             self._fold(name, tensor, share)
-        elif share.numel() == 1 and self._by_rows(name) and prefix(self._before[name], at) is not None:
-            self._fold_rows(name, tensor, share)
+        elif share.numel() == 1 and (forms := self._forms(name, at, whole)) is not None:
+            self._fold_rows(name, tensor, share, forms)
         else:
             self._fold_part(name, tensor, share, at)
 
@@ -154,23 +155,29 @@ class StreamingMean(Average):
         self._weight[name] = total = share if total is None else total + share
         _move(mean, tensor, share, total)
 
-    def _by_rows(self, name: str) -> bool:
-        """Whether ranges of a tensor's rows have had equal weights so far."""
+    def _forms(self, name: str, at: Index, whole: bool) -> tuple[Sequence[int], Sequence[int]] | None:
+        """The shapes in which a client holds prefixes of all axes; None if weights were not equal in ranges of rows."""
         total = self._weight.get(name)
-        return total is None or isinstance(total, Rows) or total.numel() == 1
+        if whole and isinstance(total, Rows):
+            return total.shape, total.shape
+        forms = divided(self._before[name].shape, at)
+        if forms is None or total is None or (not isinstance(total, Rows) and total.numel() == 1):
+            return forms
+        return forms if isinstance(total, Rows) and list(total.shape) == forms[0] else None
 
-    def _fold_rows(self, name: str, tensor: Tensor, share: Tensor) -> None:
-        mean, total = self._open(name), self._weight.get(name)
+    def _fold_rows(self, name: str, tensor: Tensor, share: Tensor, forms: tuple[Sequence[int], Sequence[int]]) -> None:
+        total, (whole, part) = self._weight.get(name), forms
+        mean, sent = self._open(name).view(tuple(whole)), tensor.reshape(tuple(part))
         if not isinstance(total, Rows):
-            self._weight[name] = total = Rows(mean.shape, share.new_zeros(()) if total is None else total.reshape(()))
-        for rows, weights in total.add(tensor.shape, share):
-            place = (rows, *(slice(size) for size in tensor.shape[1:]))
-            _move(mean[place], tensor[rows], share, weights)
+            self._weight[name] = total = Rows(whole, share.new_zeros(()) if total is None else total.reshape(()))
+        for rows, weights in total.add(part, share.reshape(())):
+            place = (rows, *(slice(size) for size in part[1:]))
+            _move(mean[place], sent[rows], share.reshape(()), weights)
 
     def _fold_part(self, name: str, tensor: Tensor, share: Tensor, at: Index) -> None:
         mean, total = self._open(name), self._weight.get(name)
         if isinstance(total, Rows):
-            total = total.entries()
+            total = total.entries().reshape(mean.shape)
         elif total is None:
             total = torch.zeros(mean.shape, dtype=self._precision(name))
         elif total.shape != mean.shape:
@@ -215,6 +222,7 @@ class Rows:
     """
 
     def __init__(self, shape: Sequence[int], weight: Tensor) -> None:
+        self.shape = shape
         self._ends = [shape[0]]  # where the ranges end
         self._weight = weight.expand(1, *shape[1:]).contiguous()
 
