@@ -159,7 +159,8 @@ def table(found: dict[str, Any]) -> str:
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in found["rows"]:
-        shares = " | ".join(f"{100 * row[name]:.0f}%" for name in ("extract", "aggregate", "checkpoint"))
+        speeds = (row[name] for name in ("extract", "aggregate", "checkpoint"))
+        shares = " | ".join("no copy" if speed > 1 else f"{100 * speed:.0f}%" for speed in speeds)
         lines.append(f"| {row['state']} | {row['method']} | {shares} | {row['peak_2']:.1f} | {row['peak_16']:.1f} |")
     return "\n".join(lines)
 
