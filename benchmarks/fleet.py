@@ -1,7 +1,7 @@
 """What a round costs on a fleet, on loopback: against the number of devices, against the payload, and at rest.
 
-Every figure is measured on this machine with the real commands: one SuperLink with TLS and keys, a SuperNode and a
-worker for each device. `python benchmarks/fleet.py` writes benchmarks/fleet.json; `--table` prints it for the docs.
+Every figure is measured on this machine with the real commands: one SuperLink with TLS and keys, and a worker for
+each device. `python benchmarks/fleet.py` writes benchmarks/fleet.json; `--table` prints it for the docs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUT = Path(__file__).with_name("fleet.json")
 DEVICES = 6
 COUNTS = (2, 4, 6)
 HIDDEN = {"0.1 MB": 350, "10 MB": 35000}
-ROUNDS = 4
+ROUNDS = 10
 
 EXPERIMENT = """
 name = "cost"
@@ -118,13 +118,9 @@ def polls_per_second(home: Path, address: Address, seconds: float = 8.0, callers
 
 
 def memory_bytes(home: Path) -> dict[str, int]:
-    """The resident memory of the server's processes, and of one device's."""
-    found = {"SuperLink": 0, "SuperNode": 0, "worker": 0}
-    names = {
-        "anysize.deploy.superlink": "SuperLink",
-        "flower-supernode": "SuperNode",
-        "anysize.deploy.worker": "worker",
-    }
+    """The resident memory of the server's process, and of one device's."""
+    found = {"SuperLink": 0, "worker": 0}
+    names = {"anysize.deploy.superlink": "SuperLink", "anysize.deploy.worker": "worker"}
     for pid, arguments in processes_of(home):
         name = next((own for text, own in names.items() if any(text in argument for argument in arguments)), None)
         if name is not None:
@@ -145,7 +141,7 @@ def main() -> None:
             polls = polls_per_second(home, address)
             fleet.join()
             for name in names:
-                fleet.wait(lambda name=name: "SuperNode ID" in fleet.log(name), 120, name)  # type: ignore[misc]
+                fleet.wait(lambda name=name: "joined as node" in fleet.log(name), 120, name)  # type: ignore[misc]
             started = time.monotonic() - began
             by_devices = [measured(fleet, count, HIDDEN["0.1 MB"]) for count in COUNTS]
             by_payload = [measured(fleet, 4, hidden) for hidden in list(HIDDEN.values())[1:]]

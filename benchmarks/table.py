@@ -9,6 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results.json"
+PEERS = ROOT / "benchmarks" / "peers.json"
 START, END = "<!-- speed table -->\n", "<!-- end of speed table -->"
 
 
@@ -30,6 +31,14 @@ def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if found:
             faster = [f"{own['times_faster']:.1f} x" for own in found.values()]
             yield f"standard job, {' / '.join(found)}: faster than {rival}", " / ".join(faster)
+    for name, rival in (("pfl", "pfl-research"), ("plain", "a plain loop")):
+        found = json.loads(PEERS.read_text())
+        ours, own = found["anysize"], found[name]
+        faster = f"{own['round_seconds'] / ours['round_seconds']:.1f} x"
+        start = f"{ours['rest_seconds']:.0f} / {own['rest_seconds']:.0f} s"
+        memory = f"{ours['memory_mb']:.0f} / {own['memory_mb']:.0f} MB"
+        what = f"FedAvg beside {rival}: faster a round; start and end; memory"
+        yield what, f"{faster}; {start}; {memory}"
     if steps := results.get("step_ms_by_width"):
         by_width = steps["heterofl"]
         milliseconds = " / ".join(f"{value:.1f}" for value in by_width.values())

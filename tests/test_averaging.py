@@ -22,6 +22,7 @@ from anysize.experiment.plan import plan
 from anysize.experiment.robust import first_round
 from anysize.methods import FLANC, FedHM, FjORD, HeteroFL, Method, PriSM, SHeteroFL, SplitMix, StreamingMean
 from anysize.methods.averaging import HeldAverage, averaging, patterns, stands
+from anysize.methods.mean import Rows
 from anysize.methods.messages import Ticket, Update
 from anysize.methods.steps import clipped
 from anysize.runs.experiment import Experiment
@@ -403,3 +404,49 @@ def test_a_method_that_averages_by_itself_is_refused_by_name() -> None:
 def test_a_method_that_counts_a_client_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="several times"):
         plan(experiment(FLANC(ordered_dropout=True), aggregation="median"))
+
+
+KINDS = ("whole", "prefix", "rows", "gathered", "classes", "masked")
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_the_mean_is_that_of_every_entrys_holders_in_whatever_way_clients_hold_it(kinds: list[str], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    old = random.normal(size=(6, 5, 3)).astype(np.float32)
+    mean = StreamingMean({"w": torch.from_numpy(old)}, {"w": 0})
+    total, weights = np.zeros(old.shape), np.zeros(old.shape)
+    for kind in kinds:
+        weight, holds, classes, held = float(random.integers(1, 5)), np.ones(old.shape), None, None
+        axes: list[np.ndarray | None] = [None, None, None]
+        if kind in ("prefix", "rows"):
+            axes[0] = np.arange(random.integers(1, 7))
+        if kind == "prefix":
+            axes[1] = np.arange(random.integers(1, 6))
+        if kind == "gathered":
+            axes[0] = np.sort(random.choice(6, random.integers(1, 7), replace=False))
+        places = np.ix_(*(np.arange(n) if own is None else own for n, own in zip(old.shape, axes, strict=True)))
+        sent = random.normal(size=old[places].shape).astype(np.float32)
+        if kind == "classes":
+            present = random.integers(0, 2, size=6)
+            classes, holds = torch.from_numpy(present), holds * present[:, None, None]
+        if kind == "masked":
+            holds = random.integers(0, 2, size=old.shape).astype(np.float64)
+            held = {"w": torch.from_numpy(holds.astype(np.float32))}
+        index = {"w": tuple(None if own is None else torch.from_numpy(own) for own in axes)}
+        mean.add({"w": torch.from_numpy(sent)}, weight, index, classes, held)
+        total[places] += weight * holds[places] * sent
+        weights[places] += weight * holds[places]
+    expected = np.where(weights > 0, total / np.maximum(weights, 1), old)
+    np.testing.assert_allclose(mean.result()["w"].numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_prefixes_take_a_row_for_each_width_and_no_more() -> None:
+    mean = StreamingMean({"w": torch.zeros(64, 64)})
+    for part in (64, 32, 16, 32, 64):
+        prefix = torch.arange(part)
+        mean.add({"w": torch.ones(part, part)}, 1.0, {"w": (prefix, prefix) if part < 64 else (None, None)})
+    held = mean._weight["w"]
+    assert isinstance(held, Rows)
+    assert held._weight.shape == (3, 64)
+    assert mean.result()["w"].equal(torch.ones(64, 64))

@@ -497,6 +497,14 @@ def test_the_table_of_onnx_bundles_is_made_from_the_measured_results() -> None:
     assert made.table(json.loads(made.OUT.read_text())) in (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
 
 
+def test_tables_of_the_speed_page_are_made_from_the_measured_results() -> None:
+    text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    for name in ("steps", "large_states", "peers"):
+        made = script(f"benchmarks/{name}.py")
+        shown = re.findall(rf"<!-- {name} table -->\n(.*?)\n<!-- end of {name} table -->", text, re.DOTALL)
+        assert shown == [made.table(json.loads(made.OUT.read_text()))], f"run: python benchmarks/{name}.py --table"
+
+
 def test_privacy_page_lists_what_the_plan_of_the_demo_lists() -> None:
     leaves = plan(Experiment.from_config(config.load(DEMO)))["leaves_the_device"]
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")

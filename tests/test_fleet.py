@@ -707,21 +707,24 @@ def test_a_device_with_broken_code_is_told_why_it_could_not_take_part(
         check.checked(file.with_name("device.toml"))
 
 
-def test_a_device_connects_once_its_code_and_data_were_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_ends_is_started_again_after_a_growing_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     joining = importlib.import_module("anysize.deploy.join")
-    started: list[str] = []
-    seen: list[list[str]] = []
+    clock, started, said = [0.0], list[float](), list[str]()
 
-    def until() -> bool:
-        seen.append(list(started))
-        if len(seen) == 3:
-            (tmp_path / joining.CHECKED).touch()
-        return len(seen) > 3
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
 
-    processes = SimpleNamespace(start=lambda name, command, more: started.append(name), ended=list)
-    monkeypatch.setattr(joining.interrupts, "pause", lambda seconds: None)
-    joining.keep_up(processes, {"SuperNode": [], "worker": []}, {}, print, until, tmp_path)
-    assert seen == [[], ["worker"], ["worker"], ["worker", "SuperNode"]]
+    processes = SimpleNamespace(
+        start=lambda name, command, more: started.append(clock[0]),
+        ended=lambda: [("worker", 9)] if len(said) < len(started) and clock[0] - started[-1] >= 1 else [],
+    )
+    monkeypatch.setattr(joining.interrupts, "pause", pause)
+    monkeypatch.setattr(joining.time, "monotonic", lambda: clock[0])
+    joining.keep_up(processes, ["worker"], {}, said.append, lambda: len(started) > 3, tmp_path)
+    assert started == [0.0, 2.0, 5.0, 10.0]  # a second of life each, and pauses of 1, 2 and 4 seconds
+    assert said == [f"the worker ended with code 9; it is started again in {pause} s" for pause in (1, 2, 4)]
 
 
 def test_a_fleet_is_laid_out_only_for_an_experiment_that_could_run_on_it(
@@ -744,7 +747,6 @@ def test_join_ends_with_the_reason_when_the_device_could_not_take_part(
     joining = importlib.import_module("anysize.deploy.join")
     path = own_code / "devices" / "cam" / "device.toml"
     path.write_text(path.read_text().replace("options = {}", "options = { samples = 0 }"))
-    monkeypatch.setattr(joining, "supernode", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"])
     deadline = time.monotonic() + 120
     with pytest.raises(ConfigError, match="there are no samples"):
         joining.join(path, say=lambda line: None, until=lambda: time.monotonic() > deadline)

@@ -80,7 +80,7 @@ def test_a_server_killed_in_a_round_goes_on_and_ends_in_the_bits_of_an_unbroken_
 
 def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_path: Path) -> None:
     home = tmp_path / "fleet"
-    text = loopback.experiment(rounds=60, min_clients=2, round_timeout=15.0)
+    text = loopback.experiment(rounds=600, min_clients=2, round_timeout=15.0)
     with loopback.Loopback(home, text, NAMES) as fleet:
         poison(home / "devices" / "phone")
         fleet.serve()

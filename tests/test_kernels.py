@@ -250,6 +250,21 @@ def test_weights_that_others_read_are_recomposed() -> None:
     assert sum(parameter.numel() for parameter in factorised.dense()) == full
 
 
+def test_a_weight_that_layers_share_reaches_all_of_them_and_gathers_their_gradients() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    net[2].weight = net[0].weight
+    weight, x = net[0].weight, numbers(3, 4, 6)
+    left, right, _ = principal_kernels(weight.detach())
+    factorised = Factorised(net, {"0.weight": left}, {"0.weight": right})
+    torch.testing.assert_close(factorised(x), net(x), rtol=1e-4, atol=1e-5)
+    factorised(x).square().sum().backward()
+    net(x).square().sum().backward()
+    found = factorised.left["0:weight"].grad
+    torch.testing.assert_close(found, weight.grad @ right.T, rtol=1e-3, atol=1e-4)
+
+
 def test_names_go_there_and_back_and_strange_ones_are_refused() -> None:
     left, right, rest = {"a.weight": torch.ones(1)}, {"a.weight": torch.zeros(1)}, {"a.bias": torch.ones(2)}
     assert sides(named(left, right, rest)) == {"left": left, "right": right, "network": rest}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,12 +14,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import small
-from anysize.config.files import loads
+from anysize.config.files import from_dict, loads
+from anysize.engines.base import Engine
 from anysize.errors import TrustError
 from anysize.experiment.brief import Brief
-from anysize.methods.messages import ANSWERS, Ticket, Update
+from anysize.methods.messages import ANSWERS, Client, SubModel, Ticket, Update
+from anysize.runs.experiment import Experiment
+from anysize.server.round import run_round
 
 NUMBERS = st.integers(min_value=0, max_value=10**9)
 TICKETS = st.builds(
@@ -119,3 +126,24 @@ def test_a_brief_of_no_experiment_is_refused(change: dict[str, Any]) -> None:
         Brief.from_json(told | change, partial(loads, folder=None))
     with pytest.raises(TrustError, match="describes no experiment"):
         Brief.from_json({key: told[key] for key in told if key not in change}, partial(loads, folder=None))
+
+
+def test_the_server_holds_two_messages_at_most_however_many_clients_a_round_has() -> None:
+    tables = {"data": {"name": "digits", "clients": 8}, "model": {"name": "mlp"}, "method": {"name": "heterofl"}}
+    made = Experiment.from_config(from_dict(tables))
+    clients = [Client(place, place, made.sizes[place % 4], 1, 4, 0) for place in range(8)]
+    alive, sent = list[int](), list[weakref.ref[Tensor]]()
+
+    class Echoes(Engine):
+        def perform(self, sub_models: Iterable[SubModel]) -> Iterator[Update]:
+            for message in sub_models:
+                sent.append(weakref.ref(next(iter(message.tensors.values()))))
+                alive.append(sum(one() is not None for one in sent))
+                yield Update(message.tensors, message.ticket, samples=4, loss=0.0)
+
+    gc.disable()  # nothing may wait for it
+    try:
+        run_round(made.context, made.method, made.method.init(made.context), clients, Echoes(), 0.01)
+    finally:
+        gc.enable()
+    assert (len(alive), max(alive), alive[-1]) == (8, 2, 2)

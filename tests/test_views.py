@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anysize.elastic.axes import trace
 from anysize.elastic.skeleton import fill, hollow, tensors_of
 from anysize.elastic.slicing import narrow, scatter_
-from anysize.elastic.views import Nested, statistics_names, within
+from anysize.elastic.views import Nested, _window, statistics_names, within
 from anysize.testing import convolutional
 
 WIDTHS = [0.25, 0.5, 1.0]
@@ -118,3 +122,33 @@ def test_places_within_a_smaller_network_are_those_within_the_full_one() -> None
                 assert inner is not None
                 kept = torch.arange(numbered.shape[axis]) if outer is None else outer
                 assert torch.equal(kept[places], inner)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_windows_gradient_has_the_layout_of_the_whole_and_is_made_without_placeholders(
+    layout: torch.memory_format,
+) -> None:
+    whole = torch.rand(6, 5, 3, 3).to(memory_format=layout).requires_grad_()
+    with Kinds() as kinds:
+        _window(whole, ((0, 1, 2), (1, 0, 3))).sum().backward()
+    expected = np.zeros(whole.shape)
+    expected[1:3, :3] = 1
+    assert whole.grad is not None
+    assert whole.grad.numpy().tolist() == expected.tolist()
+    assert whole.grad.stride() == whole.stride()
+    assert kinds.seen == {"cpu"}
+
+
+class Kinds(TorchDispatchMode):
+    """Notes on which devices tensors are made: each placeholder takes several times as long as a small step needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        self.seen |= {made.device.type} if isinstance(made, Tensor) else set()
+        return made

@@ -3,8 +3,8 @@
     python experiments/splitmix/studies.py widths 0 1 2 > experiments/splitmix/results/widths.csv
 
 The arguments are a study and seeds. `accuracy` is that of the network as it ships, also for each domain where a study
-has any; `by_test_batch` has the statistics of the test batch, as the paper tests. Every row has a command that gives its
-run alone.
+has any; `by_test_batch` has the statistics of the test batch, as the paper tests. Every row has a command that gives
+its run alone.
 """
 
 from __future__ import annotations

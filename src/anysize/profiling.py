@@ -74,6 +74,7 @@ def staged(name: str, items: Iterable[T]) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
+        del item  # its memory is free before the next one is made
 
 
 @contextmanager

@@ -117,4 +117,4 @@ def _answer(message: Message, context: Context) -> Message:
     file = context.node_config.get("device")
     if not isinstance(file, str):
         raise ConfigError('--node-config must name the device\'s file: device="/path/to/device.toml"')
-    return answerer(Path(file))(message, context)
+    return answerer(Path(file))(message)

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 
 from anysize.client.process import hold_memory, spare_modules
 from anysize.deploy import device_file, own_data
@@ -36,11 +36,11 @@ KEPT = "kept"
 log = logging.getLogger("anysize")
 
 
-def answerer(file: Path) -> Callable[[Message, Context], Message]:
+def answerer(file: Path) -> Callable[[Message], Message]:
     """A function that answers messages to the device of a file; an error is an answer too."""
     service = _service(file.resolve())
 
-    def answer(message: Message, context: Context) -> Message:
+    def answer(message: Message) -> Message:
         return Message(service.reply(message.metadata.message_type, message.content), reply_to=message)
 
     return answer

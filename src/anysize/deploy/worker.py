@@ -1,145 +1,162 @@
-"""`python -m anysize.deploy.worker`: does a device's jobs, for the SuperNode on the same machine.
+"""`python -m anysize.deploy.worker`: a device's connection to the server, and what does the server's jobs.
 
-For every message, Flower would run the app that the server sends, in a new process. A device runs code only from its
-own disk: this process does every job with the installed anysize, whatever app the server sent. It stays alive, so that
-PyTorch is loaded once.
+It speaks with the SuperLink as a SuperNode does, with Flower's own client functions, and runs no app. A SuperNode
+runs the one that the server sends, in a new process for every message, or passes each message on to another process. A
+device runs code only from its own disk, and PyTorch is loaded once.
+
+A SuperNode that has found no message asks again after three seconds. This process asks again soon after it has
+answered, and less and less often while nothing comes: a message waits at most a quarter of the time since the last
+answer, and never longer than a SuperNode's would.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import queue
 import sys
-import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-from flwr.app import Context, Message
-from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as Form
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
 
+from anysize import interrupts
 from anysize.deploy.check import checked
 from anysize.deploy.client import answerer
-from anysize.deploy.join import CHECKED, REASON
+from anysize.deploy.join import OPEN, REASON
 from anysize.errors import AnysizeError
 
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_POLL_SECONDS = 0.1
-_HEARTBEAT_SECONDS = 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.2, 3.0, 1.25  # seconds between two questions for a message, and their growth
 
 log = logging.getLogger("anysize")
 
-Answer = Callable[[Message, Context], Message]
+Answer = Callable[[Message], Message]
 
 
 def main(settings: Path) -> None:
     """Work until the process is stopped; `anysize join` writes the file of settings."""
     told = json.loads(settings.read_text())
-    _check(Path(told["device"]), settings.with_name(CHECKED), settings.with_name(REASON))
-    work(told["runtime"], bytes.fromhex(told["secret"]), answerer(Path(told["device"])))
+    device = Path(told["device"])
+    _check(device, settings.with_name(REASON), settings.with_name(OPEN))
+    place = connection(told["server"], told["certificate"], told["key"])
+    with suppress(KeyboardInterrupt), interrupts.immediate(), place as connected:  # a signal ends the connection too
+        log.info("joined as node %d", connected[0])
+        Node(connected, settings.with_name(OPEN)).work(answerer(device))
 
 
-def _check(device: Path, done: Path, reason: Path) -> None:
-    """Try the device's code and data once; if they do not fit, say why in a file, and end."""
-    if done.exists():  # this process was started again
+def _check(device: Path, reason: Path, unanswered: Path) -> None:
+    """Try the device's code and data; if they do not fit, say why in a file, and end."""
+    if unanswered.exists():  # this process was started again in the middle of a job, so they do fit
         return
     try:
         log.info(checked(device))
     except AnysizeError as error:
         reason.write_text(str(error), encoding="utf-8")
         sys.exit(2)
-    done.touch()
 
 
-def work(address: str, secret: bytes, answer: Answer) -> None:
-    """Take one message after another from the SuperNode at an address, and answer each.
+def connection(server: str, certificate: str | None, key: str | None) -> AbstractContextManager[Any]:
+    """Flower's connection of a SuperNode: its id, and the functions that ask the SuperLink.
 
-    A thread fetches each message: if its run has ended meanwhile, it never arrives, and must not block the messages of
-    the next run.
+    Args:
+        server: the SuperLink's address.
+        certificate: the file of the authority's certificate; None: without TLS.
+        key: the file of the device's private key; None: the device registers itself.
     """
-    auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
-    client = _client(address, "SuperExec", auth)
-    arrived: queue.Queue[Task] = queue.Queue()
+    private: Any = None if key is None else load_ssh_private_key(Path(key).read_bytes(), None)
+    keys = None if private is None else (private, private.public_key())
+    return http_request_response(server, certificate is None, certificate, keys)
+
+
+def pauses() -> Iterator[float]:
+    """The seconds between questions after an answer: a quarter longer each time, up to a limit.
+
+    >>> from itertools import islice
+    >>> [round(pause, 3) for pause in islice(pauses(), 3)], [round(pause, 3) for pause in islice(pauses(), 20, 21)]
+    ([0.2, 0.25, 0.312], [3.0])
+    """
+    pause = _FIRST_PAUSE
     while True:
-        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        if found.HasField("task") and found.token:
-            Task(address, found.token).fetch(arrived)
+        yield pause
+        pause = min(_LONGEST_PAUSE, pause * _GROWTH)
+
+
+class Node:
+    """A node of the fleet: it takes one message after another, and answers each.
+
+    Args:
+        connected: what `connection` gives.
+        unanswered: a file that holds the message in work, so that a process that is started again can tell of its end.
+    """
+
+    def __init__(self, connected: Any, unanswered: Path) -> None:
+        _, self._receive, self._send, _, _, self._pull, self._push, self._confirm = connected
+        self._unanswered = unanswered
+
+    def work(self, answer: Answer) -> None:
+        """Answer messages for as long as this process lives."""
+        self._report_crash()
+        waits = pauses()
+        while True:
+            message = self._next()
+            if message is None:
+                time.sleep(next(waits))
+                continue
+            self._reply(answer(message))
+            waits = pauses()
+
+    def _report_crash(self) -> None:
+        """Tell the server of the message whose job ended this process before, if there is one."""
+        if self._unanswered.exists():
+            message = message_from_proto(Form.FromString(self._unanswered.read_bytes()))
+            self._reply(Message(Error(ErrorCode.CLIENT_APP_CRASHED, "the device's process ended"), reply_to=message))
+
+    def _next(self) -> Message | None:
+        """The next message; None if there is none, or if its run has ended."""
         try:
-            task = arrived.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            continue
-        task.end(answer)
+            received = self._receive()
+            if received is None:
+                return None
+            about, tree = received  # without its content
+            self._unanswered.write_bytes(message_to_proto(about).SerializeToString())
+            run = about.metadata.run_id
+            pull, confirm = partial(self._pull, run), partial(self._confirm, run)
+            message: Message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message)
+        except (Exception, RunNotRunningException) as error:
+            log.warning("a message could not be fetched: %s", error)
+            self._unanswered.unlink(missing_ok=True)
+            return None
+        message.metadata.__dict__["_message_id"] = tree.object_id  # a message that is sent does not hold its own id
+        return message
 
-
-class Task:
-    """One message to the device: fetched and answered, or dropped if the answer cannot be delivered."""
-
-    def __init__(self, address: str, token: str) -> None:
-        self._client = _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
-        self._done = threading.Event()
-        self._input: tuple[Message, Context] | None = None
-
-    def fetch(self, arrived: queue.Queue[Task]) -> None:
-        """Fetch the message in a thread, and then put this task into the queue."""
-        threading.Thread(target=self._fetch, args=(arrived,), daemon=True).start()
-        threading.Thread(target=self._beat, daemon=True).start()
-
-    def end(self, answer: Answer) -> None:
-        """Answer the message, with an error if necessary."""
-        assert self._input is not None, "a task is ended once it has arrived"
-        message, context = self._input
+    def _reply(self, reply: Message) -> None:
+        """Send an answer; without its run there is nobody to take it."""
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        run = reply.metadata.run_id
         try:
-            push_message(self._client, answer(message, context), context)
-        except (httpx.HTTPError, RuntimeError) as error:
-            self._over(context, SubStatus.FAILED, str(error))
-        else:
-            self._over(context, SubStatus.COMPLETED)
-
-    def _fetch(self, arrived: queue.Queue[Task]) -> None:
-        try:
-            message, context, _, _ = pull_task_input(self._client)
-        except Exception as error:
-            self._over(None, SubStatus.FAILED, str(error))
-        else:
-            self._input = message, context
-            arrived.put(self)
-
-    def _over(self, context: Context | None, status: str, why: str = "") -> None:
-        self._done.set()
-        if why:
-            log.warning("a task was given up: %s", why)
-        push_task_output(self._client, context, status, why)
-        self._client.close()
-
-    def _beat(self) -> None:
-        """Send heartbeats while the task is in progress."""
-        request = SendTaskHeartbeatRequest()
-        while not self._done.wait(_HEARTBEAT_SECONDS):
-            try:
-                self._client.SendTaskHeartbeat(request)
-            except httpx.HTTPError as error:
-                log.warning("the SuperNode does not hear us: %s", error)
-
-
-def _client(address: str, role: str, proof: Any) -> RuntimeHttpClient:
-    """A connection to the SuperNode on this machine, without TLS."""
-    version = RuntimeVersionHttpInterceptor(component_name=role)
-    retry = make_simple_http_retry_invoker()
-    return RuntimeHttpClient.from_server_address(
-        address, True, None, interceptors=[version, proof], retry_invoker=retry
-    )
+            with no_object_id_recompute():
+                wanted, session = self._send(reply, get_object_tree(reply), 0.0)
+                push_objects(
+                    get_all_nested_objects(reply), partial(self._push, run, session), object_ids_to_push=wanted
+                )
+        except (Exception, RunNotRunningException) as error:
+            log.warning("an answer could not be delivered: %s", error)
+        self._unanswered.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -284,6 +284,7 @@ class Factorised(nn.Module):
         self.network = copied(network)
         self.decay = decay
         self._pairs: dict[str, str] = {}
+        self._holders: dict[str, list[str]] = {}  # of a recomposed weight, the names under which layers hold it
         for name in left:
             weight = self.network.get_parameter(name)
             path, _, leaf = name.rpartition(".")
@@ -293,7 +294,7 @@ class Factorised(nn.Module):
                 setattr(self.network.get_submodule(parent), child, Pair(layer, left[name], right[name]))
                 self._pairs[name] = path
             else:
-                _displace(self.network, weight)
+                self._holders[name] = _displace(self.network, weight)
         self.left = nn.ParameterDict({key(name): nn.Parameter(left[name]) for name in left})
         self.right = nn.ParameterDict({key(name): nn.Parameter(right[name]) for name in left})
 
@@ -302,10 +303,11 @@ class Factorised(nn.Module):
         for name, left in self.left.items():
             path = self._pairs.get(unkey(name))
             if path is None:
-                weights[unkey(name)] = recompose(left, self.right[name])
+                weights |= dict.fromkeys(self._holders[unkey(name)], recompose(left, self.right[name]))
             else:
                 weights |= {f"{path}.left": left, f"{path}.right": self.right[name]}
-        output: Tensor = functional_call(self.network, weights, inputs)
+        # Every name is there, those of shared weights too, so torch need not search for them at every call.
+        output: Tensor = functional_call(self.network, weights, inputs, tie_weights=False)
         return output
 
     def factors(self) -> list[nn.Parameter]:
@@ -356,12 +358,19 @@ def named(left: Mapping[str, Tensor], right: Mapping[str, Tensor], network: Mapp
     }
 
 
-def _displace(network: nn.Module, weight: Tensor) -> None:
-    """Put a placeholder (not a parameter) wherever the network holds this weight; `functional_call` fills it."""
+def _displace(network: nn.Module, weight: Tensor) -> list[str]:
+    """Put a placeholder (not a parameter) wherever the network holds this weight; `functional_call` fills these names.
+
+    There are several where layers share the weight.
+    """
     placeholder = torch.empty_like(weight, device="meta", requires_grad=False)
-    for owner, leaf in owners_of(network, weight):  # several where layers share the weight
+    paths = {layer: path for path, layer in network.named_modules()}
+    names = []
+    for owner, leaf in owners_of(network, weight):
         del owner._parameters[leaf]
         owner.register_buffer(leaf, placeholder, persistent=False)
+        names.append(f"{paths[owner]}.{leaf}" if paths[owner] else leaf)
+    return names
 
 
 def runs_as_pair(layer: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:

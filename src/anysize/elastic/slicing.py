@@ -48,6 +48,48 @@ def _window(tensor: Tensor, index: Index) -> tuple[Tensor, list[tuple[int, Tenso
     return tensor, left
 
 
+def runs(size: int, rows: Tensor) -> tuple[int, int] | None:
+    """(period, length) if of every `period` rows the first `length` are kept, as of every head or gate; else None.
+
+    A prefix has one period, the whole axis.
+
+    >>> runs(6, torch.tensor([0, 1])), runs(6, torch.tensor([0, 3])), runs(6, torch.tensor([0, 4]))
+    ((6, 2), (3, 1), None)
+    """
+    if not len(rows) or int(rows[0]):
+        return None
+    if int(rows[-1]) == len(rows) - 1:
+        return size, len(rows)
+    length = int((rows[1:] - rows[:-1] != 1).nonzero()[0]) + 1
+    period = int(rows[length])
+    expected = torch.arange(size, device=rows.device).view(-1, period)[:, :length] if size % period == 0 else rows[:0]
+    return (period, length) if expected.reshape(-1).equal(rows) else None
+
+
+def divided(shape: Sequence[int], index: Index) -> tuple[list[int], list[int]] | None:
+    """The shapes of a tensor and of its kept entries with an axis of periods before each axis that is kept in `runs`.
+
+    In these shapes the kept entries are a prefix of every axis. None if an axis is kept in another way.
+
+    >>> divided((6, 4), (torch.tensor([0, 3]), None)), divided((6, 4), (None, torch.tensor([1])))
+    (([2, 3, 4], [2, 1, 4]), None)
+    """
+    whole: list[int] = []
+    part: list[int] = []
+    for axis, size in enumerate(shape):
+        rows = index[axis] if axis < len(index) else None
+        found = (size, size) if rows is None else runs(size, rows)
+        if found is None:
+            return None
+        period, length = found
+        if period < size:
+            whole.append(size // period)
+            part.append(size // period)
+        whole.append(period)
+        part.append(length)
+    return whole, part
+
+
 def take(tensor: Tensor, index: Index) -> Tensor:
     """A new contiguous tensor of the kept entries.
 
@@ -59,6 +101,10 @@ def take(tensor: Tensor, index: Index) -> Tensor:
         sizes = [size if rows is None else len(rows) for size, rows in zip(tensor.shape, index)]
         return torch.empty(sizes, dtype=tensor.dtype, device="meta")
     view, left = _window(tensor.detach(), index)
+    forms = divided(tensor.shape, index) if left and tensor.is_contiguous() else None
+    if forms is not None:  # several times as fast as gathering
+        sizes = [size if rows is None else len(rows) for size, rows in zip(tensor.shape, index)]
+        return tensor.detach().view(forms[0])[tuple(map(slice, forms[1]))].reshape(sizes)
     for axis, rows in left:
         view = view.index_select(axis, rows)
     shares = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

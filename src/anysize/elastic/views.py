@@ -194,12 +194,11 @@ class _Window(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: Tensor, ranges: tuple[tuple[int, int, int], ...]) -> Tensor:
         context.ranges = ranges
-        context.like = torch.empty_like(tensor, device="meta")
-        context.device = tensor.device
+        context.layout = (tensor.shape, tensor.stride())
         return _narrowed(tensor, ranges)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        whole = torch.zeros_like(context.like, device=context.device)
+        whole = gradients[0].new_empty_strided(*context.layout).zero_()
         _narrowed(whole, context.ranges).copy_(gradients[0])
         return whole, None

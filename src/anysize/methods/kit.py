@@ -169,6 +169,7 @@ def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
             ticket = update.ticket
             raise MethodError(f"round {ticket.round}: client {ticket.client} sent {'; '.join(problems)}")
         yield update
+        del update  # its memory is free before the next one comes
 
 
 def finite(tensor: Tensor) -> bool:

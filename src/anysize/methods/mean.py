@@ -2,17 +2,21 @@
 
 The mean is updated in place as m <- m + (w / W) (x - m), where W is the weight seen so far. So no copy per client is
 held, and an update that changes nothing leaves every bit the same.
+
+Of a tensor whose clients hold prefixes, or prefixes of every head or gate, whole ranges of rows have equal weights: the
+prefixes cut the first axis into ranges, and W is held for one row of each (`Rows`). So m and x are all that is read.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
 
 import torch
 from torch import Tensor
 
+from anysize.elastic.slicing import divided
 from anysize.errors import MethodError
 from anysize.wire import Tensors
 
@@ -113,7 +117,7 @@ class StreamingMean(Average):
     def __init__(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> None:
         super().__init__(before, head)
         self._mean: Tensors = {}
-        self._weight: Tensors = {}
+        self._weight: dict[str, Tensor | Rows] = {}
 
     def _take(
         self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
@@ -122,22 +126,61 @@ class StreamingMean(Average):
         share = self._share(name, tensor, weight, classes)
         if held is not None:
             share = share * held
-        if any(part is not None for part in at):
-            self._fold_part(name, tensor, share, at)
-        else:
+        whole = all(part is None for part in at)
+        if whole and name not in self._mean and share.numel() == 1:
+            self._begin_with(name, tensor, share)
+        elif whole and not isinstance(self._weight.get(name), Rows):
             self._fold(name, tensor, share)
+        elif share.numel() == 1 and (forms := self._forms(name, at, whole)) is not None:
+            self._fold_rows(name, tensor, share, forms)
+        else:
+            self._fold_part(name, tensor, share, at)
 
     def result(self) -> Tensors:
         return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}
 
+    def _begin_with(self, name: str, tensor: Tensor, share: Tensor) -> None:
+        """Take the first client's values, which are the mean so far; of whole numbers the larger ones count."""
+        old = self._before[name]
+        if old.is_floating_point():
+            self._mean[name] = torch.empty_like(old, dtype=self._precision(name)).copy_(tensor)
+        else:
+            self._mean[name] = torch.maximum(old, tensor)
+        self._weight[name] = share
+
     def _fold(self, name: str, tensor: Tensor, share: Tensor) -> None:
-        mean, total = self._open(name, share.shape)
-        self._weight[name] = total = total + share
+        mean = self._open(name)
+        total = self._weight.get(name)
+        assert not isinstance(total, Rows)
+        self._weight[name] = total = share if total is None else total + share
         _move(mean, tensor, share, total)
 
+    def _forms(self, name: str, at: Index, whole: bool) -> tuple[Sequence[int], Sequence[int]] | None:
+        """The shapes in which a client holds prefixes of all axes; None if weights were not equal in ranges of rows."""
+        total = self._weight.get(name)
+        if whole and isinstance(total, Rows):
+            return total.shape, total.shape
+        forms = divided(self._before[name].shape, at)
+        if forms is None or total is None or (not isinstance(total, Rows) and total.numel() == 1):
+            return forms
+        return forms if isinstance(total, Rows) and list(total.shape) == forms[0] else None
+
+    def _fold_rows(self, name: str, tensor: Tensor, share: Tensor, forms: tuple[Sequence[int], Sequence[int]]) -> None:
+        total, (whole, part) = self._weight.get(name), forms
+        mean, sent = self._open(name).view(tuple(whole)), tensor.reshape(tuple(part))
+        if not isinstance(total, Rows):
+            self._weight[name] = total = Rows(whole, share.new_zeros(()) if total is None else total.reshape(()))
+        for rows, weights in total.add(part, share.reshape(())):
+            place = (rows, *(slice(size) for size in part[1:]))
+            _move(mean[place], sent[rows], share.reshape(()), weights)
+
     def _fold_part(self, name: str, tensor: Tensor, share: Tensor, at: Index) -> None:
-        mean, total = self._open(name, self._before[name].shape)
-        if total.shape != mean.shape:
+        mean, total = self._open(name), self._weight.get(name)
+        if isinstance(total, Rows):
+            total = total.entries().reshape(mean.shape)
+        elif total is None:
+            total = torch.zeros(mean.shape, dtype=self._precision(name))
+        elif total.shape != mean.shape:
             total = total.expand(mean.shape).contiguous()
         self._weight[name] = total
         view = prefix(mean, at)
@@ -154,12 +197,58 @@ class StreamingMean(Average):
         _move(values, tensor, share, weights)
         mean[places] = values
 
-    def _open(self, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _open(self, name: str) -> Tensor:
+        """The mean so far of a tensor; at first its old value."""
         if name not in self._mean:
-            old, precision = self._before[name], self._precision(name)
-            self._mean[name] = old.to(precision if old.is_floating_point() else old.dtype, copy=True)
-            self._weight[name] = torch.zeros(tuple(shape), dtype=precision)
-        return self._mean[name], self._weight[name]
+            old = self._before[name]
+            self._mean[name] = old.to(self._precision(name) if old.is_floating_point() else old.dtype, copy=True)
+        return self._mean[name]
+
+
+class Rows:
+    """The weights of a tensor's entries, held for one row of every range of rows that have the same.
+
+    Args:
+        shape: of the tensor.
+        weight: of every entry at first.
+
+    >>> rows = Rows((2, 4), torch.tensor(0.0))
+    >>> [(place, weights.tolist()) for place, weights in rows.add((1, 3), torch.tensor(1.0))]
+    [(slice(0, 1, None), [[1.0, 1.0, 1.0]])]
+    >>> [weights.tolist() for _, weights in rows.add((2, 4), torch.tensor(3.0))]
+    [[[4.0, 4.0, 4.0, 3.0]], [[3.0, 3.0, 3.0, 3.0]]]
+    >>> rows.entries().tolist()
+    [[4.0, 4.0, 4.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
+    """
+
+    def __init__(self, shape: Sequence[int], weight: Tensor) -> None:
+        self.shape = shape
+        self._ends = [shape[0]]  # where the ranges end
+        self._weight = weight.expand(1, *shape[1:]).contiguous()
+
+    def add(self, sizes: Sequence[int], share: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Add a client that holds a prefix of these sizes; the rows of each range in it, and the weights of one row."""
+        self._cut(sizes[0])
+        inside = tuple(slice(size) for size in sizes[1:])
+        start = 0
+        for i, end in enumerate(self._ends[: self._ends.index(sizes[0]) + 1]):
+            weights = self._weight[(slice(i, i + 1), *inside)]
+            weights += share
+            yield slice(start, end), weights
+            start = end
+
+    def entries(self) -> Tensor:
+        """The weight of every entry."""
+        counts = torch.tensor([end - start for start, end in pairwise([0, *self._ends])])
+        return self._weight.repeat_interleave(counts, 0)
+
+    def _cut(self, at: int) -> None:
+        """Divide the range that holds a row, unless one ends before it."""
+        if at in self._ends:
+            return
+        i = sum(end < at for end in self._ends)
+        self._ends.insert(i, at)
+        self._weight = torch.cat([self._weight[: i + 1], self._weight[i:]])
 
 
 def _move(mean: Tensor, tensor: Tensor, share: Tensor, total: Tensor) -> None:

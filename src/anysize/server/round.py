@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 from anysize.client.compression import bytes_up
@@ -97,9 +96,18 @@ def run_round(
         if first is None and private is None:
             after = state
         else:  # a private round without participants has its noise too, since it would else be known
-            after = method.aggregate(context, state, chain([] if first is None else [first], received))
+            updates, first = _again(first, received), None
+            after = method.aggregate(context, state, updates)
     tally.void = len(tally.clients) < max(least, 1 if tally.missing else 0)
     return state if tally.void else after, tally
+
+
+def _again(first: Update | None, rest: Iterator[Update]) -> Iterator[Update]:
+    """The first update, if there is one, and the rest; none is held once it was given."""
+    if first is not None:
+        yield first
+        del first
+    yield from rest
 
 
 def _sent(
@@ -121,6 +129,7 @@ def _sent(
         if given is not None:
             given[client.id] = sub_model.tensors
         yield sub_model
+        del sub_model  # its memory is free before the next one is made
 
 
 def _received(
@@ -138,6 +147,7 @@ def _received(
         if answer.keep:
             tally.kept[answer.ticket.client] = answer.keep
         yield answer
+        del answer
 
 
 def _private(updates: Iterator[Update], sent: Mapping[int, Tensors], private: PrivateRound) -> Iterator[Update]:
@@ -156,3 +166,4 @@ def _told(updates: Iterator[Update], tally: Tally) -> Iterator[Update]:
             parts = tally.parts[client]
             tally.clients.append({"client": client, **about} | ({"parts": list(parts)} if parts else {}))
         yield update
+        del update

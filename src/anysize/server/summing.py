@@ -34,6 +34,7 @@ class Summing:
                 kind = self._class[sub_model.ticket.client] = class_of(sub_model)
                 self._message.setdefault(kind, sub_model)
             yield sub_model
+            del sub_model
 
     def summed(self, updates: Iterator[Update], missing: list[Json]) -> Iterator[Update]:
         """The updates as they come; or the mean of each class, if secure aggregation was chosen.
@@ -46,6 +47,7 @@ class Summing:
         for update in updates:
             if self._threshold is None or update.members:
                 yield update
+                del update
                 continue
             kind = self._class[update.ticket.client]
             own = sums.setdefault(kind, ClassSum.of(self._message[kind], update))

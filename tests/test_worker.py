@@ -1,0 +1,112 @@
+"""A device's worker, with a SuperLink that is a list of messages in memory."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anysize.wire import Json
+
+pytest.importorskip("flwr", reason="Flower is an extra")
+flower = importlib.import_module("flwr.app")
+forms = importlib.import_module("flwr.app.message.message")
+inflatable = importlib.import_module("flwr.supercore.inflatable.inflatable_object")
+records = importlib.import_module("anysize.engines.flower_records")
+runs = importlib.import_module("flwr.supercore.run")
+worker = importlib.import_module("anysize.deploy.worker")
+
+
+class Superlink:
+    """What Flower's connection of a node gives, with messages in memory."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.waiting, self.objects, self.replies = list(messages), dict[str, bytes](), list[Any]()
+        self.confirmed: list[str] = []
+
+    def connected(self) -> tuple[Any, ...]:
+        return (7, self.receive, self.send, None, None, self.pull, self.push, self.confirm)
+
+    def receive(self) -> tuple[Any, Any] | None:
+        if not self.waiting:
+            raise KeyboardInterrupt  # as if the device was stopped
+        message = self.waiting.pop(0)
+        self.objects |= {name: part.deflate() for name, part in inflatable.get_all_nested_objects(message).items()}
+        return forms.remove_content_from_message(message), inflatable.get_object_tree(message)
+
+    def pull(self, run: int, name: str) -> bytes:
+        return self.objects[name]
+
+    def confirm(self, run: int, name: str) -> None:
+        self.confirmed.append(name)
+
+    def send(self, message: Any, tree: Any, seconds: float) -> tuple[set[str], str]:
+        self.replies.append(message)
+        return set(), "session"
+
+    def push(self, *given: Any) -> None:
+        raise AssertionError("the server has all objects already")
+
+
+def message_from_the_server(note: Json) -> Any:
+    """A message as the SuperLink holds it."""
+    about = flower.Metadata(3, "", 1, 7, "", "1", time.time(), 60.0, "train")
+    message = forms.make_message(about, records.with_note(note, records.record([b"tensors"])))
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+def test_a_worker_answers_one_message_after_another_by_itself(tmp_path: Path) -> None:
+    sent = [message_from_the_server({"place": place}) for place in range(2)]
+    superlink, seen = Superlink(*sent), list[tuple[Json, list[bytes], bool]]()
+
+    def answer(message: Any) -> Any:
+        seen.append((records.note_in(message.content), records.blobs_in(message.content), (tmp_path / "open").exists()))
+        return flower.Message(records.with_note({"done": True}, records.record([])), reply_to=message)
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.Node(superlink.connected(), tmp_path / "open").work(answer)
+    assert seen == [({"place": place}, [b"tensors"], True) for place in range(2)]
+    assert [reply.metadata.reply_to_message_id for reply in superlink.replies] == [one.object_id for one in sent]
+    assert superlink.confirmed == [one.object_id for one in sent]
+    assert not (tmp_path / "open").exists()
+
+
+def test_a_worker_that_died_in_a_job_tells_the_server_when_it_starts_again(tmp_path: Path) -> None:
+    sent = message_from_the_server({})
+
+    def dies(message: Any) -> Any:
+        raise SystemExit(137)
+
+    with pytest.raises(SystemExit):
+        worker.Node(Superlink(sent).connected(), tmp_path / "open").work(dies)
+    after = Superlink()
+    with pytest.raises(KeyboardInterrupt):
+        worker.Node(after.connected(), tmp_path / "open").work(dies)
+    (told,) = after.replies
+    assert told.has_error()
+    assert told.metadata.reply_to_message_id == sent.object_id
+    assert told.metadata.dst_node_id == 1
+    assert not (tmp_path / "open").exists()
+
+
+def test_a_message_whose_run_has_ended_costs_a_worker_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [message_from_the_server({"place": place}) for place in range(2)]
+    superlink = Superlink(*sent)
+    superlink.pull = lambda run, name: (  # type: ignore[method-assign]
+        superlink.objects[name] if sent[1].object_id in superlink.objects else _gone()
+    )
+    waits: list[float] = []
+    monkeypatch.setattr(worker.time, "sleep", waits.append)
+    node = worker.Node(superlink.connected(), tmp_path / "open")
+    with pytest.raises(KeyboardInterrupt):
+        node.work(lambda message: flower.Message(records.with_note({}, records.record([])), reply_to=message))
+    assert [reply.metadata.reply_to_message_id for reply in superlink.replies] == [sent[1].object_id]
+    assert len(waits) == 1
+
+
+def _gone() -> bytes:
+    raise runs.RunNotRunningException
