@@ -421,7 +421,7 @@ def test_the_code_of_the_page_runs(
     sliced: tuple[az.Run, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[1] / "docs" / "devices.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block, _ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     shutil.copy(sliced[1], tmp_path / "net.anysize")
     monkeypatch.chdir(tmp_path)
     made: dict[str, Any] = {}

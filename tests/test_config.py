@@ -217,7 +217,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("training", {"rounds": 3}, "'rounds' belongs to the top level"),
     ("data", {"learning_rate": 0.1}, "'learning_rate' belongs to [training]"),
     ("compare", {"sseds": [0]}, "compare: unknown key 'sseds'; did you mean 'seeds'?"),
-    ("privacy", {"epsilon": 1.0}, "privacy: unknown key 'epsilon'. Known: clip, delta, noise"),
+    ("privacy", {"epsilon": 1.0}, "privacy: unknown key 'epsilon'. Known: clip, count_noise, delta, noise, quantile"),
     ("devcies", {}, "did you mean 'devices'?"),
     ("training", {"batch_size": "32"}, "training.batch_size: given '32', must be an integer"),
     ("training", {"batch_size": True}, "training.batch_size: given true, must be an integer"),

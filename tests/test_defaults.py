@@ -153,7 +153,8 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
         *(f"training.{key}" for key in ("local_epochs", "local_steps", "clip")),
         *("task.classes", "task.target", "evaluation.clients", "evaluation.calibration_proxy", "compare"),
         *(f"devices.budgets.{key}" for key in ("group", "client", *(unit.name for unit in dataclasses.fields(Budget)))),
-        *("devices.groups.latencies", "adversary.strength", "aggregation.norm", "privacy.clip"),
+        *("devices.groups.latencies", "adversary.strength", "aggregation.norm"),
+        *("privacy.clip", "privacy.quantile", "privacy.count_noise"),
         "aggregation.secure_threshold",
         *(f"engine.{key}" for key in ("workers", "round_timeout", "min_clients")),
     }

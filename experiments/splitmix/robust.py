@@ -2,7 +2,7 @@
 
     python experiments/splitmix/robust.py 0 1 2 > experiments/splitmix/results/robustness-seeds.csv
 
-The arguments are seeds. Every row has a command that gives its run alone.
+The arguments are seeds and, if not all are wanted, runs. Every row has a command that gives its run alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ CELLS = {
     "one client with all data": ONE,
     "fedavg adversarial 0": [*FEDAVG, "tricks.adversarial=0.0"],
     "fedavg adversarial 0.5": FEDAVG,
+    "fedavg adversarial 1": [*FEDAVG, "tricks.adversarial=1.0"],
+    "oat": [*ALL, "method={name='oat'}", "tricks.masked_loss=true", "tricks.adversarial=0.0"],
     "splitmix": ALL,
 }
 
@@ -34,7 +36,7 @@ def rows(cell: str, seed: str) -> Iterator[str]:
     """A row for each size and robustness of one run."""
     changes = [*CELLS[cell], "evaluation.attack_samples=1500", f"seed={seed}", "engine.name=inprocess"]
     sets = " ".join(f"--set {shlex.quote(change)}" for change in changes).replace('"', '""')
-    sizes = ["0.125"] if cell.startswith("fedavg") else ["0.125", "1.0"]
+    sizes = ["0.125"] if cell.startswith(("fedavg", "oat")) else ["0.125", "1.0"]
     attack = " ".join(["anysize evaluate DIR --attack pgd", *(f"--size {size}" for size in sizes)])
     command = f"anysize run experiments/splitmix/robustness.toml {sets} --out DIR && {attack}"
     with tempfile.TemporaryDirectory() as folder, one_thread():
@@ -48,9 +50,11 @@ def rows(cell: str, seed: str) -> Iterator[str]:
             yield f'{about},{hours:.2f},"{command}"'
 
 
-def main(seeds: list[str]) -> None:
+def main(words: list[str]) -> None:
+    seeds = [word for word in words if word.isdigit()]
+    wanted = [word for word in words if not word.isdigit()] or list(CELLS)
     print("run,seed,round,size,robustness,standard,robust,hours,command", flush=True)
-    for seed, cell in product(seeds, CELLS):
+    for seed, cell in product(seeds, wanted):
         for row in rows(cell, seed):
             print(row, flush=True)
 

@@ -27,7 +27,6 @@ from anysize.cost.budgets import allowed, as_budget, needs, untimed
 from anysize.cost.count import answered, forward_macs, measure, on_meta, own_bytes, shipped_bytes, training_cost
 from anysize.cost.memory import training_bytes
 from anysize.deploy.device_file import Limits
-from anysize.deploy.footprint import Footprint, unmeasured
 from anysize.elastic.norm import batch_norms
 from anysize.elastic.skeleton import hollow, named_tensors
 from anysize.errors import AnysizeError, MethodError
@@ -43,9 +42,15 @@ from anysize.wire import flatten, restore
 _VOLATILE = ("client", "round", "seed", "rate")
 Latency = Callable[[Size], float]
 """The milliseconds of a training step of a size on some machine."""
+Footprint = Callable[[Size], float | None]
+"""The bytes of memory that a device's process took in the training of a size; None where nobody measured it."""
 REMEMBERED = 256
 """Kinds of messages whose form or cost is remembered."""
 _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye)
+
+
+def unmeasured(size: Size) -> None:
+    """Where nobody measured."""
 
 
 class Costs:

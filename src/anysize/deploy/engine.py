@@ -11,9 +11,8 @@ from functools import partial
 from flwr.app import ArrayRecord, RecordDict
 
 from anysize import interrupts
-from anysize.deploy.affordable import Costs, Latency
+from anysize.deploy.affordable import Costs, Footprint, Latency
 from anysize.deploy.device_file import Limits
-from anysize.deploy.footprint import Footprint
 from anysize.deploy.guard import Guard
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.link import Kind, Link, Node

@@ -10,10 +10,11 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from anysize.deploy.affordable import Costs, Footprint, unmeasured
 from anysize.errors import ConfigError, told
 from anysize.methods.size import Size
 from anysize.wire import Json, parsed
@@ -24,13 +25,6 @@ FOOTPRINTS = "memory.json"
 """The file beside a device's own that says how much memory the training of each size took on it."""
 _STEPS = 4  # the heap still grows in the second and third step
 _SECONDS = 600.0
-
-Footprint = Callable[[Size], float | None]
-"""The bytes of memory that a device's process took in the training of a size; None where nobody measured it."""
-
-
-def unmeasured(size: Size) -> None:
-    """Where nobody measured."""
 
 
 def peak_bytes(file: Path, capacity: float) -> int | None:
@@ -108,7 +102,6 @@ def _tried(file: Path, capacity: float) -> int:
     from anysize import config as configs
     from anysize.client.process import hold_memory, spare_modules
     from anysize.deploy import device_file, own_data
-    from anysize.deploy.affordable import Costs
     from anysize.deploy.folder import EXPERIMENT
     from anysize.elastic.skeleton import weightless
     from anysize.engines.service import ClientService

@@ -14,9 +14,8 @@ from anysize import config as configs
 from anysize.config.devices import files_in
 from anysize.config.tables import ExperimentConfig
 from anysize.cost.memory import available_bytes
-from anysize.deploy.affordable import Costs, Latency
+from anysize.deploy.affordable import Costs, Footprint, Latency, unmeasured
 from anysize.deploy.device_file import DeviceConfig, Limits
-from anysize.deploy.footprint import Footprint, unmeasured
 from anysize.errors import AnysizeError, TrustError, short
 from anysize.methods.base import Method
 from anysize.methods.capabilities import OnBase
