@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import onnxruntime
@@ -532,14 +532,19 @@ class _File:
             with open(self.path, "rb") as file:
                 file.seek(self.start)
                 for key, length in self.places.values():
-                    for begin in range(0, length, _PIECE):
-                        piece = file.read(min(_PIECE, length - begin))
-                        about = self._header[key]["dtype"]
-                        if finite is not None and not finite(about, piece, key.startswith(MASK)):
-                            raise BundleError(f"{self.path} is damaged: '{key}' has numbers that are not finite")
-                        yield piece
+                    yield from self._pieces_of(key, length, file, finite)
         except OSError as error:
             raise BundleError(f"{self.path} cannot be read: {error.strerror or error}") from None
+
+    def _pieces_of(
+        self, key: str, length: int, file: BinaryIO, finite: Callable[[str, bytes, bool], bool] | None
+    ) -> Iterator[bytes]:
+        """The next tensor of the file; an error at a piece whose numbers are not finite, if that is asked for."""
+        for begin in range(0, length, _PIECE):
+            piece = file.read(min(_PIECE, length - begin))
+            if finite is not None and not finite(self._header[key]["dtype"], piece, key.startswith(MASK)):
+                raise BundleError(f"{self.path} is damaged: '{key}' has numbers that are not finite")
+            yield piece
 
     def checked(self) -> _Note:
         """The checked note."""
