@@ -25,19 +25,19 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(what, measured): the five figures that tell most, as far as the results hold them."""
+    """(what, measured): the figures that tell most, as far as the results hold them."""
     for part, rival in (("against_plain_torch", "a plain PyTorch loop"), ("against_flower", "Flower's simulation")):
         found = {name: own for name, own in results.get(part, {}).items() if name != "missing"}
         if found:
             faster = [f"{own['times_faster']:.1f} x" for own in found.values()]
             yield f"standard job, {' / '.join(found)}: faster than {rival}", " / ".join(faster)
-    for name, rival in (("pfl", "pfl-research"), ("plain", "a plain loop")):
+    for name, rival in (("pfl", "pfl-research"), ("plain", "a plain PyTorch loop")):
         found = json.loads(PEERS.read_text())
         ours, own = found["anysize"], found[name]
         faster = f"{own['round_seconds'] / ours['round_seconds']:.1f} x"
         start = f"{ours['rest_seconds']:.0f} / {own['rest_seconds']:.0f} s"
         memory = f"{ours['memory_mb']:.0f} / {own['memory_mb']:.0f} MB"
-        what = f"FedAvg beside {rival}: faster a round; start and end; memory"
+        what = f"FedAvg, two workers, beside {rival} in one process: faster a round; start and end; memory"
         yield what, f"{faster}; {start}; {memory}"
     if steps := results.get("step_ms_by_width"):
         by_width = steps["heterofl"]
