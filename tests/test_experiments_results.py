@@ -16,6 +16,7 @@ from anysize import config
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 WIDTHS = ("0.125", "0.25", "0.5", "1.0")
+WIDTHS_OF_FLANC = ("0.25", "0.5", "0.75", "1.0")
 
 
 def rows(paper: str, name: str) -> list[dict[str, str]]:
@@ -149,11 +150,27 @@ def test_flanc_on_fashion_mnist_with_the_small_network(split: str, recipe: str) 
 
 
 def test_flanc_on_fashion_mnist_with_the_papers_network() -> None:
-    found = rows("flanc", "fashion-mnist-flanc-cnn-own")
-    for method, _, average, *cells in table("flanc", "| method | paper, mean, 200 rounds"):
-        values = [one(found, method=method, size=size, round="30") for size in ("0.25", "0.5", "0.75", "1.0")]
-        assert all(said(cell, value) for cell, value in zip(cells, values)), method
-        assert said(average, mean(map(float, values))), method
+    found = rows("flanc", "table1")
+    shown = table("flanc", "| method | paper, mean | last round, mean")
+    for method, _, last, *cells, best in shown:
+        own = {"setting": "3 classes", "method": method}
+        values = [one(found, size=size, **own) for size in WIDTHS_OF_FLANC]
+        assert all(said(cell, value) for cell, value in zip(cells, values, strict=True)), method
+        assert said(last, mean(map(float, values))), method
+        assert said(best, mean(float(one(found, "best", size=size, **own)) for size in WIDTHS_OF_FLANC)), method
+    assert {method for method, *_ in shown} == {row["method"] for row in found}
+
+
+def test_flancs_table_1_has_ours_where_a_run_was_finished() -> None:
+    found = rows("flanc", "table1")
+    columns = [(setting, method) for setting in ("iid", "3 classes") for method in ("heterofl", "fjord", "flanc")]
+    lines = [line[1:] for line in table("flanc", "| data | width | iid: HeteroFL") if line[0] == "Fashion-MNIST"]
+    assert [width for width, *_ in lines] == [*WIDTHS_OF_FLANC, "mean"]
+    for width, *cells in lines:
+        for (setting, method), cell in zip(columns, cells, strict=True):
+            own = [row for row in found if (row["setting"], row["method"]) == (setting, method)]
+            ours = [float(row["accuracy"]) for row in own if width in (row["size"], "mean")]
+            assert said(cell.split("/")[1], mean(ours)) if ours else cell.endswith("–"), (width, setting, method)
 
 
 def test_flancs_study_without_tricks() -> None:
