@@ -351,6 +351,16 @@ def test_scatter_writes_exactly_the_kept_entries(
     assert torch.equal(take(target, index), source)
 
 
+@pytest.mark.parametrize("columns", [None, torch.tensor([0, 1])])
+def test_one_row_of_every_head_is_taken_as_a_copy(columns: Tensor | None) -> None:
+    full = torch.arange(24.0).reshape(6, 4)
+    taken = take(full, (torch.tensor([0, 3]), columns))
+    assert taken.equal(full[[0, 3]] if columns is None else full[[0, 3]][:, :2])
+    assert taken.is_contiguous()
+    taken.zero_()
+    assert full.equal(torch.arange(24.0).reshape(6, 4))
+
+
 def test_scatter_refuses_what_would_broadcast() -> None:
     with pytest.raises(ModelError, match=r"\(1, 2\) does not fit the \(3, 2\)"):
         scatter_(torch.zeros(3, 4), (None, torch.tensor([0, 1])), torch.ones(1, 2))

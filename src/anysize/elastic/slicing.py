@@ -104,7 +104,8 @@ def take(tensor: Tensor, index: Index) -> Tensor:
     forms = divided(tensor.shape, index) if left and tensor.is_contiguous() else None
     if forms is not None:  # several times as fast as gathering
         sizes = [size if rows is None else len(rows) for size, rows in zip(tensor.shape, index)]
-        return tensor.detach().view(forms[0])[tuple(map(slice, forms[1]))].reshape(sizes)
+        part = tensor.detach().view(forms[0])[tuple(map(slice, forms[1]))]
+        return part.clone(memory_format=torch.contiguous_format).view(sizes)
     for axis, rows in left:
         view = view.index_select(axis, rows)
     shares = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
