@@ -441,6 +441,18 @@ def test_the_mean_is_that_of_every_entrys_holders_in_whatever_way_clients_hold_i
     np.testing.assert_allclose(mean.result()["w"].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_single_entry_that_the_first_client_does_not_hold_keeps_its_value() -> None:
+    one, other = torch.tensor([9.0]), torch.tensor([3.0])
+    masked, headed, unweighted = (StreamingMean({"w": torch.ones(1)}, {"w": 0}) for _ in range(3))
+    masked.add({"w": one}, 1.0, held={"w": torch.tensor([0])})
+    headed.add({"w": one}, 1.0, classes=torch.tensor([0.0]))
+    unweighted.add({"w": one}, 0.0)
+    for mean in (masked, headed, unweighted):
+        assert mean.result()["w"].tolist() == [1.0]
+        mean.add({"w": other}, 1.0)
+        assert mean.result()["w"].tolist() == [3.0]
+
+
 def test_weights_of_prefixes_take_a_row_for_each_width_and_no_more() -> None:
     mean = StreamingMean({"w": torch.zeros(64, 64)})
     for part in (64, 32, 16, 32, 64):

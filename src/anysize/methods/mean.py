@@ -127,7 +127,9 @@ class StreamingMean(Average):
         if held is not None:
             share = share * held
         whole = all(part is None for part in at)
-        if whole and name not in self._mean and share.numel() == 1:
+        headed = classes is not None and name in self._head
+        every = weight > 0 and held is None and not headed  # no entry has the weight zero
+        if whole and every and name not in self._mean:
             self._begin_with(name, tensor, share)
         elif whole and not isinstance(self._weight.get(name), Rows):
             self._fold(name, tensor, share)
