@@ -25,7 +25,7 @@ from anysize.methods.private import Mechanism, Quantile, Recorder
 from anysize.methods.size import Size
 from anysize.methods.steps import moved, norm_of, step_of
 from anysize.rng import generator
-from anysize.wire import Json
+from anysize.wire import Json, flatten, restore
 
 
 def epsilon(noise: float, sampling: float, rounds: int, delta: float) -> float:
@@ -142,13 +142,24 @@ def _quantile(experiment: Experiment) -> Quantile | None:
 
 def _held(experiment: Experiment, state: Any, size: Size) -> list[dict[str, Tensor]]:
     """For each average of a round, the entries that a client of a size trains; refuses what is no one-to-one sum."""
-    first, again = (_recorded(experiment, state, Client(i, i, size, i + 1, 1, experiment.config.seed)) for i in (0, 1))
-    name = experiment.config.method.name
+    name, seed = experiment.config.method.name, experiment.config.seed
+    first, again = (
+        _recorded(experiment, each, Client(i, i, size, i + 1, 1, seed))
+        for i, each in enumerate((state, _turned(state)))
+    )
     if not _alike(first.held(), again.held()):
         raise ConfigError(
-            f"privacy.clip: {name} draws anew which entries a client holds, so that nobody knows how many to expect"
+            f"privacy.clip: {name} draws or chooses anew which entries a client holds, so that nobody knows how many "
+            "to expect"
         )
     return first.held()
+
+
+def _turned(state: Any) -> Any:
+    """The state with the numbers of every tensor in the opposite order: what depends on them is another in it."""
+    tensors, note = flatten(state)
+    turned = {n: t.flip(tuple(range(t.dim()))) if t.is_floating_point() else t for n, t in tensors.items()}
+    return restore(type(state), turned, note)
 
 
 def _recorded(experiment: Experiment, state: Any, client: Client) -> Recorder:
