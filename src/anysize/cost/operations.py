@@ -41,26 +41,10 @@ class FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
-        if function is nn.functional.scaled_dot_product_attention and _can_fuse(*args, **given):
-            return _in_one_piece(*args, **given)
-        return function(*args, **given)
-
-
-def _can_fuse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> bool:
-    """Whether torch runs the attention in one piece on a processor."""
-    alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == key.shape[-1] == value.shape[-1]
-    masked = attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4))
-    plain = query.is_meta and query.dim() == 4 and query.is_floating_point()
-    return plain and alike and not masked and not dropout_p and all(t.stride(-1) == 1 for t in (query, key, value))
+        fused = None
+        if function is nn.functional.scaled_dot_product_attention:
+            fused = _in_one_piece(*args, **given)
+        return function(*args, **given) if fused is None else fused
 
 
 def _in_one_piece(
@@ -72,7 +56,13 @@ def _in_one_piece(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
+) -> Tensor | None:
+    """The attention's output; None where torch does not run it in one piece on a processor."""
+    alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == key.shape[-1] == value.shape[-1]
+    masked = attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4))
+    plain = query.is_meta and query.dim() == 4 and query.is_floating_point() and not dropout_p
+    if not plain or not alike or masked or any(t.stride(-1) != 1 for t in (query, key, value)):
+        return None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
