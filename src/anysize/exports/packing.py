@@ -278,11 +278,6 @@ def _packed(
         "input_shape": list(signature.input_shape),
         "output_shape": list(output.shape[1:]),
         "tokens": signature.tokens,
-        **(
-            {}
-            if signature.inputs is None
-            else {"inputs": [[name, list(of), ints] for name, of, ints in signature.inputs]}
-        ),
         "class_names": list(signature.class_names) if signature.class_names else None,
         "graphs": listed,
         "networks": networks,
