@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from anysize.cost.budgets import allowed, as_budget, best, needs, next_below, untimed
@@ -68,6 +70,8 @@ def test_time_that_was_not_measured_is_refused_unless_nobody_judges_it() -> None
 def test_what_is_needed_is_the_least_in_each_unit_that_is_limited() -> None:
     assert needs(Budget(parameters=1), *map(units, SIZES)) == "parameters = 25"
     assert needs(None, units(SIZES[0])) == ""
+    unknown = [{**units(size), "latency_ms": math.inf} for size in SIZES]
+    assert needs(Budget(parameters=1, latency_ms=5), *unknown) == "parameters = 25"
 
 
 def test_the_next_choice_keeps_the_name_of_the_group() -> None:

@@ -5,6 +5,7 @@ Costs come as a function of a size, since counting one takes time and most are n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -48,13 +49,14 @@ def untimed(costs: Units) -> Units:
 
 
 def needs(budget: Budget | None, *costs: Units) -> str:
-    """The least of the costs in each unit that a budget limits, in words.
+    """The least of the costs in each unit that a budget limits, in words; without units whose costs nobody knows.
 
     >>> needs(Budget(macs=10, bytes=10), {"macs": 30, "bytes": 2}, {"macs": 20, "bytes": 3})
     'macs = 20, bytes = 2'
     """
     limits = {} if budget is None else budget.limits()
-    return ", ".join(f"{unit} = {min(cost[unit] for cost in costs):g}" for unit in limits)
+    least = {unit: min(cost[unit] for cost in costs) for unit in limits}
+    return ", ".join(f"{unit} = {amount:g}" for unit, amount in least.items() if math.isfinite(amount))
 
 
 def next_below(size: Size, choices: Sequence[Size]) -> Size | None:
