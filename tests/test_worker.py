@@ -93,7 +93,21 @@ def test_a_worker_that_died_in_a_job_tells_the_server_when_it_starts_again(tmp_p
     assert not (tmp_path / "open").exists()
 
 
-def test_a_message_whose_run_has_ended_costs_a_worker_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rest", [b"", b"\x0a\xff"])
+def test_a_worker_that_died_as_it_noted_a_message_starts_again_all_the_same(tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "open").write_bytes(rest)
+    superlink = Superlink(message_from_the_server({}))
+    with pytest.raises(KeyboardInterrupt):
+        worker.Node(superlink.connected(), tmp_path / "open").work(
+            lambda message: flower.Message(records.with_note({}, records.record([])), reply_to=message)
+        )
+    assert len(superlink.replies) == 1
+    assert not superlink.replies[0].has_error()
+
+
+def test_a_message_whose_run_has_ended_costs_a_worker_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     sent = [message_from_the_server({"place": place}) for place in range(2)]
     superlink = Superlink(*sent)
     superlink.pull = lambda run, name: (  # type: ignore[method-assign]
@@ -106,6 +120,7 @@ def test_a_message_whose_run_has_ended_costs_a_worker_nothing(tmp_path: Path, mo
         node.work(lambda message: flower.Message(records.with_note({}, records.record([])), reply_to=message))
     assert [reply.metadata.reply_to_message_id for reply in superlink.replies] == [sent[1].object_id]
     assert len(waits) == 1
+    assert caplog.messages == ["a message could not be fetched: its run has ended"]
 
 
 def _gone() -> bytes:

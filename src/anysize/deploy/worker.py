@@ -39,7 +39,7 @@ from anysize import interrupts
 from anysize.deploy.check import checked
 from anysize.deploy.client import answerer
 from anysize.deploy.join import OPEN, REASON
-from anysize.errors import AnysizeError
+from anysize.errors import AnysizeError, told
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.2, 3.0, 1.25  # seconds between two questions for a message, and their growth
 
@@ -50,10 +50,10 @@ Answer = Callable[[Message], Message]
 
 def main(settings: Path) -> None:
     """Work until the process is stopped; `anysize join` writes the file of settings."""
-    told = json.loads(settings.read_text())
-    device = Path(told["device"])
+    given = json.loads(settings.read_text())
+    device = Path(given["device"])
     _check(device, settings.with_name(REASON), settings.with_name(OPEN))
-    place = connection(told["server"], told["certificate"], told["key"])
+    place = connection(given["server"], given["certificate"], given["key"])
     with suppress(KeyboardInterrupt), interrupts.immediate(), place as connected:  # a signal ends the connection too
         log.info("joined as node %d", connected[0])
         Node(connected, settings.with_name(OPEN)).work(answerer(device))
@@ -122,9 +122,15 @@ class Node:
 
     def _report_crash(self) -> None:
         """Tell the server of the message whose job ended this process before, if there is one."""
-        if self._unanswered.exists():
+        if not self._unanswered.exists():
+            return
+        try:
             message = message_from_proto(Form.FromString(self._unanswered.read_bytes()))
-            self._reply(Message(Error(ErrorCode.CLIENT_APP_CRASHED, "the device's process ended"), reply_to=message))
+        except Exception:  # the process ended while it wrote the file
+            log.warning("the message that was in work cannot be read any more")
+            self._unanswered.unlink()
+            return
+        self._reply(Message(Error(ErrorCode.CLIENT_APP_CRASHED, "the device's process ended"), reply_to=message))
 
     def _next(self) -> Message | None:
         """The next message; None if there is none, or if its run has ended."""
@@ -138,7 +144,7 @@ class Node:
             pull, confirm = partial(self._pull, run), partial(self._confirm, run)
             message: Message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message)
         except (Exception, RunNotRunningException) as error:
-            log.warning("a message could not be fetched: %s", error)
+            log.warning("a message could not be fetched: %s", _why(error))
             self._unanswered.unlink(missing_ok=True)
             return None
         message.metadata.__dict__["_message_id"] = tree.object_id  # a message that is sent does not hold its own id
@@ -155,8 +161,13 @@ class Node:
                     get_all_nested_objects(reply), partial(self._push, run, session), object_ids_to_push=wanted
                 )
         except (Exception, RunNotRunningException) as error:
-            log.warning("an answer could not be delivered: %s", error)
+            log.warning("an answer could not be delivered: %s", _why(error))
         self._unanswered.unlink(missing_ok=True)
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong between server and device; Flower's exception for a run that has ended has no words."""
+    return "its run has ended" if isinstance(error, RunNotRunningException) else told(error)
 
 
 if __name__ == "__main__":
