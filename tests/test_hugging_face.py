@@ -516,6 +516,7 @@ def test_a_bundle_holds_networks_of_several_inputs(runtime: str, tmp_path: Path)
     for wrong, words in (
         (asked["left"], "the network takes a mapping of left, right; given one"),
         ({"left": asked["left"]}, "the network takes a mapping of left, right; given left"),
+        ({**asked, "left": asked["left"].sum()}, r"input left has shape \(\); expected \(N, 4\)"),
         ({**asked, "right": asked["right"][:2]}, r"input right has shape \(2, 4\); expected \(3, 4\)"),
         ({**asked, "right": asked["left"]}, "input right is .*float32; expected tokens as int64"),
     ):

@@ -418,7 +418,7 @@ class _Input:
         what = f"input {self.name}" if self.name else "inputs"
         has, are = ("has", "is") if self.name else ("have", "are")
         if len(shape) == 0 or tuple(shape[1:]) != self.shape or shape[0] != samples:
-            count = "N" if shape and shape[0] == samples else str(samples)
+            count = str(samples) if shape and shape[0] != samples else "N"
             wanted = ", ".join([count, *map(str, self.shape)])
             raise BundleError(f"{what} {has} shape {tuple(shape)}; expected ({wanted}{',' * (not self.shape)})")
         if kind not in kinds:
