@@ -19,8 +19,8 @@ code, the scaler follows each convolution and linear layer whose outputs are nar
 convolution and its batch-norm if the two are neighbours in one container, since it has almost no effect there. The
 authors scale in training only and let the statistics of batch-norm absorb it in tests. Here a small network always
 scales, and customising folds the scaler into its weights: without batch-norm it would otherwise not be the network that
-was trained. There the scaler also makes the outputs of every layer of a narrow network larger, and training may diverge:
-set `training.clip = 1.0`, as the authors' code has it for every run, or `scaler = false`.
+was trained. There the scaler also makes the outputs of every layer of a narrow network larger, and training may
+diverge: set `training.clip = 1.0`, as the authors' code has it for every run, or `scaler = false`.
 
 `share = "convolutions"` is the pruning baseline of the FLANC authors (Mei et al., NeurIPS 2022), which their repository
 holds as bytecode only: inner convolutions are slices of one network, all else belongs to a width and is averaged over
