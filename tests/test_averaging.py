@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -308,6 +309,13 @@ def test_a_given_bound_filters_without_holding_updates() -> None:
     assert kept == {0: 0.0, 1: 0.0}
     assert out == {2: "left out: its update moved further than the round's bound"}
     assert filtered([], []) == ({}, {})
+
+
+def test_an_update_that_is_no_number_has_no_say_in_the_bound() -> None:
+    kept, out = filtered(["a"] * 4, [1.0, math.nan, 1.2, 1.1])
+    assert {client: length for client, length in kept.items() if client != 1} == pytest.approx({0: 1.0, 2: 1.1, 3: 1.1})
+    assert math.isnan(kept[1])  # what takes the updates refuses it
+    assert not out
 
 
 def test_a_round_goes_on_without_those_that_were_left_out_and_says_who_they_are(tmp_path: Path) -> None:

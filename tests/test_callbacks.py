@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import math
 import subprocess
@@ -668,6 +669,14 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_run(
     with pytest.raises(ConfigError, match=words):
         small.experiment(rounds=1).run(tmp_path / "run", callbacks=[callback])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_may_be_a_function_in_c_that_does_not_tell_its_arguments(tmp_path: Path) -> None:
+    callback = Callback()
+    callback.on_round = bool  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(bool)
+    assert small.experiment(rounds=1).run(tmp_path / "run", callbacks=[callback]).round == 1
 
 
 @pytest.mark.parametrize("options", [{"patience": 1.5}, {"patience": "3"}, {"patience": 2, "min_delta": "0.1"}])

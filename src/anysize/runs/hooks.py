@@ -140,6 +140,8 @@ def _check_methods(callback: Callback) -> None:
             raise ConfigError(f"{_whose(callback)}: {moment} is 'async def', and nobody waits for it; write 'def'")
         try:
             inspect.signature(method).bind(None)
+        except ValueError:  # a function in C that does not tell its arguments
+            continue
         except TypeError as error:
             raise ConfigError(f"{_whose(callback)}: {moment} is called with one argument, the run: {error}") from None
 

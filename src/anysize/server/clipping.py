@@ -10,6 +10,7 @@ out what is far longer: clients that train the same number of steps move about a
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -41,7 +42,7 @@ def norm_clipped(updates: Iterable[Update], sent: Mapping[int, Tensors], most: f
     norms: dict[str, list[float]] = {}
     for update in held:
         norms.setdefault(update.label, []).append(_norm(update, sent))
-    bounds = {label: statistics.median(own) for label, own in norms.items()}
+    bounds = {label: _middle(statistics.median, own) for label, own in norms.items()}
     for update in held:
         yield _cut(update, sent, bounds[update.label])
 
@@ -63,7 +64,7 @@ def norm_filtered(
     """
     if most is None:
         updates = _held(updates)
-        most = statistics.median_low([_norm(update, sent) for update in updates]) if updates else 0.0
+        most = _middle(statistics.median_low, [_norm(update, sent) for update in updates])
     for update in updates:
         norm = _norm(update, sent)
         if norm > FAR * most:
@@ -75,6 +76,12 @@ def norm_filtered(
 
 def _held(updates: Iterable[Update]) -> list[Update]:
     return [replace(update, tensors=copies(update.tensors)) for update in updates]
+
+
+def _middle(median: Callable[[list[float]], float], norms: list[float]) -> float:
+    """The median of the norms that are finite; an update with another is refused later, by the name of its client."""
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return median(finite) if finite else 0.0
 
 
 def _norm(update: Update, sent: Mapping[int, Tensors]) -> float:
