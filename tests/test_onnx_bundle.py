@@ -115,6 +115,14 @@ def test_sizes_share_equal_weights_and_forgetting_frees_the_others() -> None:
     assert len(small_cache._ready) == 1
 
 
+@pytest.mark.parametrize(("module", "file"), [(runtime, "heterofl"), (onnx_runtime, "heterofl-onnx")])
+def test_a_printed_network_tells_its_sizes_and_the_one_in_use(module: Any, file: str) -> None:
+    network = module.load(FIXTURE.with_name(f"{file}.anysize"), "0.25")
+    sizes = ", ".join(network.sizes)
+    assert repr(network) == f"<Network, size 0.25 in use; it has {sizes}>"
+    assert repr(network.switch("1.0")) == f"<Network, size 1.0 in use; it has {sizes}>"
+
+
 def test_threads_that_switch_and_predict_at_once_get_whole_networks() -> None:
     network, failures = load(FIXTURE, threads=1), []
 

@@ -303,6 +303,7 @@ def test_the_bundle_switches_robustness_and_width_without_reading_again(
                 expected = robust.customize(size, robustness=level)(x)
             assert torch.allclose(network.switch(size, level)(x), expected, atol=1e-5)
     assert network.switch("0.5").robustness == 1.0
+    assert repr(network) == f"<Network, size 0.5 at robustness 1 in use; it has {', '.join(network.sizes)}>"
 
 
 def test_mixing_outputs_changes_what_is_customised_and_not_what_is_trained(robust: az.Run, by_outputs: az.Run) -> None:

@@ -208,6 +208,10 @@ class Switching(ABC):
         self._lock = threading.RLock()
         self._measured: dict[str, float] = {}
 
+    def __repr__(self) -> str:
+        robustness = "" if self.robustness is None else f"at robustness {self.robustness:g} "
+        return f"<Network, size {self.size} {robustness}in use; it has {', '.join(self.sizes)}>"
+
     @abstractmethod
     def switch(self, size: str | None = None, robustness: float | None = None) -> Self:
         """This object, now using another size or robustness; None leaves either as it is."""
