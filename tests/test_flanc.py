@@ -186,11 +186,14 @@ def test_plan_reports_the_way_of_every_layer(
     for way in ("mix", "compose"):
         asked = ("--set", f"method.execution={way}")
         _, out, _ = call(monkeypatch, capsys, "plan", source, "--json", *asked)
-        assert [group["ways"] for group in json.loads(out)["groups"]] == [{"network.linear2.weight": way}] * 2
+        planned = json.loads(out)["groups"]
+        assert [group["ways"] for group in planned] == [{"network.linear2.weight": way}] * 2
         _, out, _ = call(monkeypatch, capsys, "plan", source, *asked)
-        assert f"Ways, 1.0: {way} network.linear2.weight." in out
+        assert "Weights from a basis and coefficients" in out
+        groups = ", ".join(group["name"] for group in planned)
+        assert f"  {groups}: {way} network.linear2.weight\n" in out
     _, out, _ = call(monkeypatch, capsys, "plan", source, "--set", "method.name=fedavg")
-    assert "Ways" not in out
+    assert "a basis" not in out
 
 
 def trained(method: Method[Any], **tricks: Any) -> tuple[Context, Any, list[Update]]:

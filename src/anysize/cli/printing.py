@@ -37,16 +37,21 @@ def print_missing(found: Mapping[str, Any]) -> None:
 
 
 def ways_lines(groups: list[dict[str, Any]]) -> list[str]:
-    """A line for each device group that computes some layers in a special way: which layers, and how."""
-    lines = []
+    """Which weights are products of a basis and coefficients, and how device groups compute with them.
+
+    >>> ways_lines([{"name": name, "ways": {"conv2.weight": "compose"}} for name in ("0.5", "1.0")])[-1]
+    '  0.5, 1.0: compose conv2.weight'
+    """
+    names: dict[str, list[str]] = {}  # of the groups, by what they do
     for group in groups:
         by_way: dict[str, list[str]] = {}
         for layer, way in group["ways"].items():
             by_way.setdefault(way, []).append(layer)
         if by_way:
             text = "; ".join(f"{way} {', '.join(layers)}" for way, layers in sorted(by_way.items()))
-            lines.append(f"Ways, {group['name']}: {text}.")
-    return ["", *lines] if lines else []
+            names.setdefault(text, []).append(group["name"])
+    head = "\nWeights from a basis and coefficients (compose: multiplied out first; mix: applied one after the other):"
+    return [head, *(f"  {', '.join(own)}: {text}" for text, own in names.items())] if names else []
 
 
 def statistics_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
