@@ -216,6 +216,7 @@ def test_inspect_says_why_a_method_cannot(call: Call, source: Path) -> None:
             continue
         other = {"elf": "no blocks that can be removed", "oat": "the model Fixed has no batch-norm"}
         assert other.get(method["name"], "own_code.py") in method["why"]
+        assert not method["why"].startswith(f"{method['name']}: ")  # the table names it already
 
 
 def test_evaluate_as_json_has_the_documented_shape(call: Call, finished: Path) -> None:

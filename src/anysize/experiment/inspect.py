@@ -56,7 +56,7 @@ def _verdict(experiment: Experiment, name: str) -> Json:
             sizes = (context.sizes[0], context.sizes[-1])
             small, large = (tried(context, method, state, size, experiment.example) for size in sizes)
     except AnysizeError as error:
-        return {"name": name, "can": False, "why": str(error)}
+        return {"name": name, "can": False, "why": str(error).removeprefix(f"{name}: ")}
     parameters, macs = (_range(*ends) for ends in zip(small, large))
     return {"name": name, "can": True, "why": f"{parameters} parameters, {macs} MACs"}
 
