@@ -545,7 +545,7 @@ class _Runner:
         if any(old.training.rate(r, old.rounds) != new.training.rate(r, new.rounds) for r in both):
             text = (
                 f"the learning rate's schedule spans all rounds: with rounds = {new.rounds} instead of {old.rounds}, "
-                "the coming rounds have other rates, and the past ones differ from a run that started with that"
+                f"the coming rounds have other rates, and the result differs from that of {new.rounds} rounds in one go"
             )
             self._on_event({"event": "notice", "text": text})
         data, before = self._experiment.data, directories.saved_environment(self._directory).get("data", {})
