@@ -329,10 +329,11 @@ def customize(
         say(f"{done.path}: size {chosen.label}, {bytes_text(done.size_bytes)}; peft.PeftModel.from_pretrained opens it")
         say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
         return
-    network = made.customize(chosen.label, robustness=robustness)
     about = {"run": made.config.name, "size": chosen.label, "width": chosen.width, "round": made.round}
     about |= {} if robustness is None else {"robustness": robustness}
-    done = write(network, to, made.experiment.signature, about | {"data": made.experiment.signature.to_json()})
+    with err.status(f"writing {escape(str(to))}"):
+        network = made.customize(chosen.label, robustness=robustness)
+        done = write(network, to, made.experiment.signature, about | {"data": made.experiment.signature.to_json()})
     parameters = sum(parameter.numel() for parameter in network.parameters())
     say(f"{done.path}: size {chosen.label}, {parameters:,} parameters, {bytes_text(done.size_bytes)}")
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
@@ -352,7 +353,8 @@ def _say_best(made: Run, best: bool) -> None:
 
 
 def _bundle(made: Run, path: Path, sizes: list[str] | None, options: dict[str, Any]) -> None:
-    done = made.bundle(path, sizes, **options)
+    with err.status(f"writing {escape(str(path))}"):
+        done = made.bundle(path, sizes, **options)
     labels = ", ".join(sizes or [offered.label for offered in made.offered])
     module = "onnx_runtime" if options.get("runtime") == "onnx" else "runtime"
     load = f"anysize.{module}.load('{path.name}')"
