@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,14 @@ def test_a_terminal_shows_a_bar_unless_not_wanted_or_somebody_listens(tmp_path: 
     assert terminal.getvalue() == ""
     experiment.run(tmp_path / "run", overwrite=True)
     assert "2/2" in terminal.getvalue()
+
+
+def test_a_terminal_of_80_columns_shows_every_evaluation_whole_and_the_bar_below(
+    tmp_path: Path, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "err", Console(file=terminal, force_terminal=True, width=80, highlight=False))
+    run = small.experiment(rounds=2, evaluate_every=1).run(tmp_path / "run")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n").splitlines()
+    for number, event in enumerate(run.history, 1):
+        assert f"round {number}: accuracy {progress.by_size(event['accuracy'])}" in [line.rstrip() for line in shown]
+    assert any(line.startswith("round 2/2 ") and " left " in line for line in shown)

@@ -1,4 +1,4 @@
-"""The progress of a run: a live bar on a terminal and in a notebook, lines on standard error elsewhere."""
+"""The progress of a run: a bar in a notebook; elsewhere lines on standard error, on a terminal above a bar."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def bars() -> Progress | NotebookBars:
     if in_notebook():
         return NotebookBars()
     columns = [TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
-    rest = [TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
+    rest = [TextColumn("left"), TimeRemainingColumn()]
     return Progress(*columns, *rest, console=err, disable=not err.is_terminal)
 
 
 class Watch:
-    """Show a run's events, as a live bar on a terminal and as lines elsewhere; `before` is its first round minus 1."""
+    """Show a run's events as lines, or beside the bar of a notebook; `before` is its first round minus 1."""
 
     def __init__(self, progress: Progress | NotebookBars, rounds: int, title: str = "round") -> None:
         self.before = 0
@@ -135,8 +135,9 @@ class Watch:
         own = {group: values["mean"] for group, values in event.get("client_metrics", {}).items()}
         note = f"{self._metric} {by_size(event[self._metric])}" if self._metric in event else ""
         note = note or f"{self._metric} on the clients' own data {by_size(own)}"
-        self._progress.update(self._bar, note=note)
-        if self._progress.disable:
+        if isinstance(self._progress, NotebookBars):
+            self._progress.update(self._bar, note=note)
+        else:
             err.print(f"{self._title} {event['round']}: {note}", markup=False)
 
 
