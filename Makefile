@@ -40,6 +40,7 @@ check: lint test
 
 $(READY): pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned dependencies, some minutes without output:"
 	$(BIN)/pip install --disable-pip-version-check -q -r requirements.txt
 	$(BIN)/pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
 	@touch $@
