@@ -582,8 +582,8 @@ class Setup:
         name = getattr(self.config, kind).name
         if name.startswith(_LIVE):
             raise ConfigError(
-                f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; pass it "
-                f"again with {kind}="
+                f"{kind}: this run was made with a live {name.removeprefix(_LIVE)}, which no file can name; "
+                f"give it again in Python, az.load(directory, {kind}=...); commands need a name, such as 'module:name'"
             )
 
 
