@@ -410,7 +410,7 @@ ELSEWHERE: dict[str, tuple[list[str], str]] = {
     "width": (["evaluate", "{run}", "--size", "2"], "above 0 and at most 1"),
     "ending": (["customize", "{run}", "--size", "1", "--to", "x.onxx"], "did you mean '.onnx'?"),
     "folder": (["customize", "{run}", "--size", "1", "--to", "{folder}/none/x.onnx"], "does not exist"),
-    "neither": (["customize", "{run}", "--to", "x.onnx"], "--size or --budget"),
+    "neither": (["customize", "{run}", "--to", "x.onnx"], "either --size 0.5 or --budget"),
     "unit": (["customize", "{run}", "--budget", "mac=1", "--to", "x.onnx"], "did you mean 'macs'?"),
     "amount": (["customize", "{run}", "--budget", "macs=lots", "--to", "x.onnx"], "not a number"),
     "nothing fits": (["customize", "{run}", "--budget", "macs=3", "--to", "x.onnx"], "no trained size fits"),

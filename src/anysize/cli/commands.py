@@ -301,7 +301,7 @@ def customize(
     from anysize.runs.run import load
 
     if (to is None) == (bundle is None):
-        raise UsageError("give either --to or --bundle")
+        raise UsageError("give either --to net.onnx (or another ending) or --bundle net.anysize")
     if bundle is not None:
         if budget or robustness is not None:
             raise UsageError("--bundle takes sizes by name, with every robustness; leave out --budget and --robustness")
@@ -318,7 +318,7 @@ def customize(
     if runtime or precision or latency or sign:
         raise UsageError("--runtime, --precision, --latency and --sign belong to --bundle")
     if (size is None) == (not budget):
-        raise UsageError("give either --size or --budget")
+        raise UsageError("--to takes one size: give either --size 0.5 or --budget inference_bytes=1e6")
     check_path(to)
     limit = budget_of(budget or []) if size is None else None
     made = load(directory, best=best)
