@@ -189,10 +189,10 @@ RESULTS = (
         labels={"fedhm": "orthdrop"},
     ),
     Results(
-        "experiments/lora/results/shakespeare.csv",
-        'the next character of 20 of Shakespeare\'s roles, `merge = "svd"`, 6 rounds',
+        "experiments/lora/results/seeds.csv",
+        'the next character of 20 of Shakespeare\'s roles, `merge = "stacking"`, 20 rounds',
         "experiments/lora/README.md",
-        {"method": "svd", "learning_rate": "1e-2"},
+        {"method": "stacking"},
         "lora",
     ),
     Results(

@@ -8,7 +8,7 @@ import runpy
 import shlex
 import tomllib
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
 
@@ -293,6 +293,21 @@ def test_prism_by_sampling() -> None:
         for size, cell in zip(("0.2", "1.0"), cells, strict=True):
             of_seeds = [one(found, method=method, size=size, seed=seed) for seed in "012"]
             assert said(cell.replace(" ", ","), *of_seeds), (name, size)
+
+
+def test_adapters_of_unequal_rank() -> None:
+    found = rows("lora", "seeds")
+    sizes = ("0.125", "0.25", "0.5", "1.0")
+    names = {"FedAvg, whole network": "fedavg", "rank 2 on all devices": "rank 2 for all"}
+    tried = rows("lora", "tuning")
+    for name, rate, *cells in table("lora", "| method | rate | rank 2"):
+        method = names.get(name, name.strip('`"'))
+        best = min((row for row in tried if row["method"] == method), key=lambda row: float(row["held_out_perplexity"]))
+        assert rate == best["learning_rate"], method
+        for size, cell in zip(sizes, cells, strict=True):
+            own = [float(row["perplexity"]) for row in found if (row["method"], row["size"]) == (method, size)]
+            assert cell == (f"{mean(own):.3f} ± {stdev(own):.3f}" if own else ""), (method, size)
+            assert len(own) in (0, 3)
 
 
 def test_splitmix_by_width() -> None:
