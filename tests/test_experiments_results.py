@@ -366,7 +366,8 @@ def test_splitmix_by_classes() -> None:
     methods = ("splitmix", "sheterofl", "fedavg each")
     for width, *cells in shown[:4]:
         for method, cell in zip(methods, cells[::2]):
-            assert said(cell, one(found, method=method, round="60", size=width.strip())), (method, width)
+            where = {"method": method, "round": "60", "size": width.strip()}
+            assert said(cell, one(found, "by_test_batch", **where)), where
     assert [width.strip() for width, *_ in shown[:4]] == list(WIDTHS)
 
 

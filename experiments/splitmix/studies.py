@@ -86,7 +86,7 @@ def rows(study: Study, name: str, seed: str) -> Iterator[str]:
 
 def main(name: str, seeds: list[str]) -> None:
     study = STUDIES[name]
-    print(f"run,seed,round,size,by_test_batch,accuracy,{','.join(DOMAINS)},hours,command", flush=True)
+    print(f"method,seed,round,size,by_test_batch,accuracy,{','.join(DOMAINS)},hours,command", flush=True)
     for seed, run in product(seeds, study.runs):
         for row in rows(study, run, seed):
             print(row, flush=True)
