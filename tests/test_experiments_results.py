@@ -320,18 +320,15 @@ def test_splitmix_by_width() -> None:
 
 
 def test_splitmix_by_batch_norm() -> None:
-    found = rows("splitmix", "norms-10-rounds")
+    found = rows("splitmix", "norms")
     kinds = {"by the batch": "batch", "re-estimated": "calibrated", "tracked": "tracked"}
     shown = table("splitmix", "| batch-norm | initialisation | layers | 0.125 |")
     assert len(shown) == 12
     for norm, start, layers, small, full, *_ in shown:
-        where = {
-            "batch_norm": kinds[norm],
-            "initialisation": start,
-            "layers": "plain" if layers == "as they are" else layers,
-        }
-        assert said(small, one(found, size="0.125", **where)), where
-        assert said(full, one(found, size="1.0", **where)), where
+        where = {"method": f"{kinds[norm]}, {start}, {'plain' if layers == 'as they are' else layers}"}
+        column = "by_test_batch" if kinds[norm] == "batch" else "accuracy"
+        assert said(small, one(found, column, size="0.125", **where)), where
+        assert said(full, one(found, column, size="1.0", **where)), where
 
 
 def test_splitmix_under_attack() -> None:

@@ -533,6 +533,26 @@ def test_domains_are_tested_apart_and_together() -> None:
         on_test(context, SplitMix(), state, data.train, {}, 500, by_domain=True)
 
 
+def test_the_figure_by_test_batch_normalises_each_domain_by_itself(tmp_path: Path) -> None:
+    x, y = torch.rand(40, 4), torch.arange(40) % 2
+    far = torch.cat([x[:10], 5 * x[10:] + 3])  # the second domain lies elsewhere
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    run = az.Experiment(
+        data=az.Data(train=(x, y), test=TensorPart(far, y, ["a"] * 10 + ["b"] * 30)),
+        clients=4,
+        model=model,
+        method=SplitMix(),
+        training={"local_steps": 5},
+        tricks={"batch_norm": "batch"},
+        evaluation={"by_domain": True},
+        rounds=1,
+    ).run(tmp_path / "run")
+    where = (run.experiment.context, SplitMix(), run.state, run.experiment.data.test, {}, 500)
+    apart, mixed = (on_test(*where, by_domain=own)["1.0"]["accuracy"] for own in (True, False))
+    assert run.history[-1]["by_test_batch"]["1.0"] == apart
+    assert apart != mixed
+
+
 def perceptron_for_rows() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 

@@ -440,7 +440,7 @@ class _Runner:
             metrics = on_test(context, method, current.state, test, used, batch, by_domain=apart, engine=engine)
             event |= {metric: _main(metrics, metric), "metrics": metrics}
             if used and context.tricks.batch_norm == "batch":  # as in the papers that normalise by the test batch
-                by_batch = on_test(context, method, current.state, test, {}, batch, engine=engine)
+                by_batch = on_test(context, method, current.state, test, {}, batch, by_domain=apart, engine=engine)
                 event["by_test_batch"] = _main(by_batch, metric)
             if config.evaluation.attack != "none":
                 event["robust"] = under_attack(context, method, current.state, test, used, config.evaluation)
