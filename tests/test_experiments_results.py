@@ -332,17 +332,6 @@ def test_splitmix_by_batch_norm() -> None:
 
 
 def test_splitmix_under_attack() -> None:
-    found = rows("splitmix", "robustness")
-    names = {"OAT": "oat", "Split-Mix": "splitmix dual_norm"}
-    for name, width, level, clean, robust, strong in table("splitmix", "| network | width | robustness | clean"):
-        where = {"method": names.get(name, name.replace(",", "").replace("FedAvg", "fedavg")), "size": width}
-        where["robustness"] = f"{float(level):.1f}" if level else ""
-        assert said(clean, one(found, "standard", attack="pgd", **where)), where
-        assert said(robust, one(found, "robust", attack="pgd", **where)), where
-        assert not strong or said(strong, one(found, "robust", attack="auto", **where)), where
-
-
-def test_splitmix_under_attack_over_seeds() -> None:
     found = rows("splitmix", "robustness-seeds")
     names = {"one client that has all data": "one client with all data", "federation": "splitmix"}
     shown = table("splitmix", "| run | width | robustness 0")
@@ -353,6 +342,12 @@ def test_splitmix_under_attack_over_seeds() -> None:
             of_seeds = [{"seed": seed, **where} for seed in "012"]
             clean, robust = (mean(float(one(found, key, **own)) for own in of_seeds) for key in ("standard", "robust"))
             assert said(cell, clean, robust), where
+    for name, level, clean_cell, robust_cell in table("splitmix", "| network | robustness | clean"):
+        where = {"run": name.replace(",", "").replace("FedAvg", "fedavg").replace("OAT", "oat"), "size": "0.125"}
+        where["robustness"] = f"{float(level):.1f}" if level else ""
+        of_seeds = [{"seed": seed, **where} for seed in "012"]
+        assert said(clean_cell, mean(float(one(found, "standard", **own)) for own in of_seeds)), where
+        assert said(robust_cell, mean(float(one(found, "robust", **own)) for own in of_seeds)), where
 
 
 def test_splitmix_by_classes() -> None:
