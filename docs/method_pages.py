@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from types import MappingProxyType
@@ -322,26 +322,44 @@ def results(name: str) -> Iterator[str]:
 
 
 def trials() -> Iterator[str]:
-    """What was tried for a method of our own, each alone and on clients' held-out data."""
+    """What was tried for a method of our own, each alone and on clients' held-out data: a line for each idea."""
     with (ROOT / TRIALS).open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     sizes = [key for key in lines[0] if re.fullmatch(r"\d\.\d+", key)]
+    runs: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for line in lines:
+        about = tuple(line[key] for key in ("method", "setting", "learning_rate", "idea"))
+        runs.setdefault(about, {})[line["seed"]] = line
     yield "## What was tried"
     yield (
         "Ideas for a method that is the best at every size, alone and together. Accuracy in percent on what all "
         "clients hold out (2,500 samples, so that a difference below two points at one size says little), equal "
-        f"tricks, {lines[0]['rounds']} rounds. Nothing here was seen on test data. [The lines, and the command of each]"
-        f"(../../{TRIALS})."
+        f"tricks, {lines[0]['rounds']} rounds, mean over the seeds. Ahead: how far the mean of the sizes is ahead of "
+        "the same method, rate and seeds without the idea, with its standard deviation over seeds. Nothing here was "
+        f"seen on test data. [The runs, and the command of each](../../{TRIALS})."
     )
-    head = ("method", "setting", "idea", "rate", "seed", *sizes, "mean")
-    body = [[line[k] for k in ("method", "setting", "idea", "learning_rate", *head[4:])] for line in lines]
-    yield "\n".join(
-        [
-            generate.cells(*head),
-            generate.cells("---", "---", "---", *["---:"] * (len(head) - 3)),
-            *(generate.cells(f"`{method}`", *rest) for method, *rest in body),
-        ]
-    )
+    head = ("method", "setting", "rate", "idea", "seeds", *sizes, "ahead")
+    rows = [generate.cells(*head), generate.cells("---", "---", "---:", "---", *["---:"] * (len(head) - 4))]
+    for about in sorted(runs, key=lambda about: (about[1], about[0], float(about[2]), about[3] != "as it is")):
+        (method, setting, rate, idea), own = about, runs[about]
+        plain = runs.get((method, setting, rate, "as it is"), {}) if idea != "as it is" else {}
+        pairs = [float(line["mean"]) - float(plain[seed]["mean"]) for seed, line in own.items() if seed in plain]
+        shown = [average([line[size] for line in own.values()]) for size in sizes]
+        rows.append(generate.cells(f"`{method}`", setting, rate, idea, str(len(own)), *shown, ahead(pairs)))
+    yield "\n".join(rows)
+
+
+def average(cells: Sequence[str]) -> str:
+    """The mean of numbers in a CSV, with one digit; nothing if there are none."""
+    return f"{fmean(map(float, cells)):.1f}" if all(cells) else ""
+
+
+def ahead(differences: Sequence[float]) -> str:
+    """A mean of paired differences, with their standard deviation where there are several."""
+    if not differences:
+        return ""
+    spread = f" ± {stdev(differences):.1f}" if len(differences) > 1 else ""
+    return f"{round(fmean(differences), 1) + 0.0:+.1f}{spread}"
 
 
 def measured(source: Results, name: str) -> Iterator[str]:

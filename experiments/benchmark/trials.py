@@ -28,7 +28,10 @@ A key with a dot is one of the experiment file. The others are ideas that are no
                             with this much of their last step
     dyn=0.1                 FedDyn (Acar et al. 2021), entry by entry, with this strength
     entry_momentum=0.5      server momentum of this times the fraction of the clients that hold an entry
+    adaptive=0.01           FedAdam (Reddi et al. 2021) with this rate, entry by entry, where a round holds it
     pupil=0.5               of `ladder`: how much the smaller width's loss counts
+    beside=smallest         of `ladder`: the smaller width beside the own one is always the smallest, or the `next`
+    norms=own               of `ladder`: every width has weights and biases of its own in norm layers
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
 
 from anysize.client import objectives, step, work
 from anysize.client.batches import draw
@@ -55,6 +59,7 @@ from anysize.data.parts import TensorPart
 from anysize.elastic.views import Nested
 from anysize.engines.inprocess import InProcess
 from anysize.experiment.experiment import Experiment
+from anysize.methods import ladder
 from anysize.methods.kit import loss_and_answers
 from anysize.methods.ladder import Ladder, Said
 from anysize.methods.mean import StreamingMean
@@ -440,6 +445,25 @@ def by_entry(strength: str, experiment: Experiment) -> Callable[[Any, Any, float
     return after_round
 
 
+def adaptive(rate: str, experiment: Experiment) -> Callable[[Any, Any, float], Any]:
+    first, second = dict[str, Tensor](), dict[str, Tensor]()
+
+    def after_round(before: Any, after: Any, client_rate: float) -> Any:
+        tensors, top = dict(after.tensors), experiment.config.training.rate(0, experiment.config.rounds)
+        for name, old in before.tensors.items():
+            if not old.is_floating_point():
+                continue
+            step = tensors[name] - old
+            m, v = first.setdefault(name, step * 0), second.setdefault(name, torch.full_like(old, 1e-6))
+            first[name] = torch.where(step == 0, m, 0.9 * m + 0.1 * step)
+            second[name] = torch.where(step == 0, v, 0.99 * v + 0.01 * step.square())
+            moved = first[name] / (second[name].sqrt() + 1e-3)
+            tensors[name] = old + torch.where(step == 0, step, float(rate) * client_rate / top * moved)
+        return replace(after, tensors=tensors)
+
+    return after_round
+
+
 def quiet_pupil(strength: str, experiment: Experiment) -> None:
     def loss(self: Any, module: nn.Module, batch: Any, step: Any) -> Tensor:
         assert isinstance(module, Nested)
@@ -454,6 +478,36 @@ def quiet_pupil(strength: str, experiment: Experiment) -> None:
     Ladder.loss = loss  # type: ignore[method-assign]
 
 
+def fixed_pupil(which: str, experiment: Experiment) -> None:
+    plain = Ladder.loss
+
+    def loss(self: Any, module: nn.Module, batch: Any, step: Any) -> Tensor:
+        return plain(self, module, batch, Chosen(step, which))
+
+    Ladder.loss = loss  # type: ignore[method-assign]
+
+
+class Chosen:
+    """A step whose smaller width is not drawn."""
+
+    def __init__(self, step: Any, which: str) -> None:
+        self._step, self._which = step, which
+
+    def choose(self, count: int) -> int:
+        return 0 if self._which == "smallest" else count - 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+
+def own_norms(which: str, experiment: Experiment) -> None:
+    def names(module: nn.Module) -> list[str]:
+        norms = [(prefix, child) for prefix, child in module.named_modules() if isinstance(child, _NormBase)]
+        return [f"{prefix}.{name}" for prefix, child in norms for name in child.state_dict()]
+
+    ladder.statistics_names = names
+
+
 IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], Any] | None]] = {
     "damping": damped,
     "correction": corrected,
@@ -466,7 +520,10 @@ IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], Any] | 
     "varp": varp,
     "dyn": dynamic,
     "entry_momentum": by_entry,
+    "adaptive": adaptive,
     "pupil": quiet_pupil,
+    "beside": fixed_pupil,
+    "norms": own_norms,
 }
 
 
