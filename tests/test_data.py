@@ -356,6 +356,20 @@ def test_fashion_mnist_comes_from_debians_package_first(folder, images, tmp_path
     assert np.array_equal(data.test.x[:, 0].numpy(), images["x_test"])
 
 
+def test_fashion_mnist_can_be_shrunk(folder, images):
+    np.savez(folder / "fashion-mnist.npz", **images | {"y_train": np.arange(30).astype(np.uint8) % 10})
+    data = load("fashion-mnist", {"size": 3})
+    assert data.train.x.shape == (30, 1, 3, 3)
+    # Half the size with a triangle filter: each pixel weighs its four neighbours along an axis 1, 3, 3, 1.
+    rows = np.array([[3, 3, 1, 0, 0, 0], [0, 1, 3, 3, 1, 0], [0, 0, 0, 1, 3, 3]], dtype=float)
+    rows /= rows.sum(1, keepdims=True)
+    expected = np.round(rows @ images["x_test"].astype(float) @ rows.T)
+    assert np.abs(data.test.x[:, 0].numpy() - expected).max() <= 1
+    for size in (0, 29):
+        with pytest.raises(DataError, match="1 to 28"):
+            load("fashion-mnist", {"size": size})
+
+
 def test_the_same_set_has_the_same_checksum_wherever_it_came_from(folder, images, tmp_path):
     images |= {"y_train": np.arange(30).astype(np.uint8) % 10}
     np.savez(folder / "fashion-mnist.npz", **images)

@@ -150,10 +150,11 @@ def _images(
     return Facts((channels, side, side), classes, train, test, writers, (f"{file}.npz",))
 
 
-def _fashion_mnist(**options: Any) -> Facts:
+def _fashion_mnist(url: str, size: int | None) -> Facts:
     folder = files.DEBIAN_FOLDER / "fashion-mnist"
     packaged = all((folder / file).is_file() for file in sources.IDX_FILES.values())
-    return Facts((1, 28, 28), 10, 60_000, 10_000, files=() if packaged else ("fashion-mnist.npz",))
+    side = size or 28
+    return Facts((1, side, side), 10, 60_000, 10_000, files=() if packaged else ("fashion-mnist.npz",))
 
 
 def _digits_domains(

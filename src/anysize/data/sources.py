@@ -161,12 +161,15 @@ def digit_pairs() -> Data:
     return from_arrays(arrays | {"class_names": names}, source="scikit-learn's digits")
 
 
-def fashion_mnist(url: str = FASHION_URL) -> Data:
+def fashion_mnist(url: str = FASHION_URL, size: int | None = None) -> Data:
     """Fashion-MNIST, 28 x 28: 60,000 / 10,000 samples, 10 classes.
 
     Args:
         url: the address of the folder from which the four files are fetched if they are not on this machine.
+        size: the height and width to which the images are shrunk; absent: as they are.
     """
+    if size is not None and not 1 <= size <= 28:
+        raise DataError(f"fashion-mnist: size {size}; allowed: 1 to 28, the size of the images")
     debian = files.DEBIAN_FOLDER / "fashion-mnist"
     if all((debian / file).is_file() for file in IDX_FILES.values()):
         arrays, source = _read_idx_files(debian), debian
@@ -174,6 +177,9 @@ def fashion_mnist(url: str = FASHION_URL) -> Data:
         ways = ["install Debian's package dataset-fashion-mnist"]
         fetch = partial(_fetch_idx_files, url, FASHION_SHA256)
         arrays, source = _stored_or_fetched("fashion-mnist", fetch, ways, also_in=[debian])
+    if size is not None:
+        images = {name: torch.from_numpy(arrays[name])[:, None] for name in ("x_train", "x_test")}
+        arrays = arrays | {name: _resized(x, size).numpy() for name, x in images.items()}
     return from_arrays({"class_names": np.array(FASHION_NAMES)} | arrays, source=str(source))
 
 
@@ -557,7 +563,7 @@ def _domain(name: str, part: Part, size: int, limit: int | None) -> Arrays:
     x, y = part.batch(torch.from_numpy(index))
     if not isinstance(x, torch.Tensor) or x.dtype != torch.uint8 or x.ndim != 4:
         raise DataError(f"digits-domains: '{name}' does not hold uint8 images")
-    resized = torch.cat([_resized(block, size) for block in torch.split(x, 4096)])
+    resized = _resized(x, size)
     colour = resized.expand(-1, 3, -1, -1) if resized.shape[1] == 1 else resized
     return {"x": colour.numpy(), "y": y.numpy(), "group": np.full(len(index), name)}
 
@@ -566,8 +572,11 @@ def _resized(x: torch.Tensor, size: int) -> torch.Tensor:
     if x.shape[2:] == (size, size):
         return x
     # With a filter, so that shrinking averages pixels rather than drops them.
-    smooth = functional.interpolate(x.float(), (size, size), mode="bilinear", antialias=True)
-    return smooth.round().clamp(0, 255).to(torch.uint8)
+    blocks = (
+        functional.interpolate(block.float(), (size, size), mode="bilinear", antialias=True)
+        for block in torch.split(x, 4096)
+    )
+    return torch.cat([block.round().clamp(0, 255).to(torch.uint8) for block in blocks])
 
 
 def _windows(tokens: Array, length: int) -> Array:
