@@ -102,6 +102,29 @@ def test_the_gap_is_that_between_the_bound_and_the_best_other_method_that_is_not
 
 
 @pytest.mark.usefixtures("small")
+def test_equal_bytes_are_read_on_straight_lines_and_compressed_updates_are_no_method_of_their_own() -> None:
+    path = made.RESULTS / "cifar.csv"
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] in ("FedAvg, each width", "heterofl")]
+    slices = [row for row in rows if row["method"] == "heterofl"]  # 41 % at 1,000 bytes and 56 % at 2,000
+    composed = [row | {"method": "flanc", "bytes": 1_400 if row["size"] == "1.0" else 900} for row in slices]
+    ours = [row | {"method": "ladder"} for row in slices]
+    sent = [row | {"method": "ladder, int8 updates", "bytes": 1_400, "accuracy": 0.99} for row in slices[1::2]]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, gathering.COLUMNS)
+        writer.writeheader()
+        writer.writerows([*rows, *composed, *ours, *sent])
+    _, _, head, flanc, _, hetero, ladder, *_ = made.equal_bytes("cifar").splitlines()
+    assert head == "| iid | 1 kB | 1 kB |"
+    assert flanc == "| `flanc` | 41.0 | 56.0 |"
+    assert hetero == "| `heterofl` |  | 47.0 |"  # nothing as small; 41 and 0.4 of the way to 56
+    assert ladder == "| `ladder` |  | 47.0 |"
+    assert all(
+        "updates" not in method for by_size in made.leading("cifar", "equal")["iid"].values() for method in by_size
+    )
+
+
+@pytest.mark.usefixtures("small")
 def test_a_figure_has_a_line_for_every_method_and_a_point_for_every_size() -> None:
     drawn = ElementTree.fromstring(made.figure("cifar", ("iid",)))
     lines = drawn.findall(".//{*}polyline")

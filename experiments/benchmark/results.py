@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -31,6 +32,9 @@ TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16", "digits": "D
 PAPERS = ", papers"  # ends the name of a setting in which every method has the tricks of its own paper
 OURS = "ladder"
 GAP = "gap"  # a mark of this name gets the table of what our own method leaves of the way to the bound
+COMPRESSED = " updates"  # ends the label of a method whose updates are compressed: a form of it, no method of its own
+COMPOSED = "flanc"  # the method whose bytes the others are held against
+BYTES = "bytes"  # a mark of this name gets the table of what methods reach at those bytes
 LEADERS = "leaders"  # a mark of this name, or followed by PAPERS, gets the table of who leads
 MARK = re.compile(r"(<!-- benchmark: (\w+), (.+?) -->\n)(.*?)(<!-- end of benchmark -->)", re.DOTALL)
 
@@ -69,6 +73,11 @@ def read(name: str) -> list[Result]:
             for row in csv.DictReader(file)
             if row["bytes"]
         ]
+
+
+def plain(results: Sequence[Result]) -> list[Result]:
+    """All but those of methods whose updates are compressed."""
+    return [result for result in results if not result.method.endswith(COMPRESSED)]
 
 
 def methods(results: Sequence[Result]) -> list[str]:
@@ -157,7 +166,7 @@ def leaders(name: str, tricks: str) -> str:
 def leading(name: str, tricks: str) -> dict[str, dict[str, dict[str, float]]]:
     """By setting and size the methods that lead, the best first, with their means."""
     settings: dict[str, list[Result]] = {}
-    for result in read(name):
+    for result in plain(read(name)):
         if result.setting.endswith(PAPERS) == (tricks == "papers"):
             settings.setdefault(result.setting, []).append(result)
     return {setting: {size: _level_methods(own, size) for size in sizes(own)} for setting, own in settings.items()}
@@ -170,7 +179,7 @@ def counts(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Counter[st
 
 def gap(name: str) -> str:
     """For every size of every setting with equal tricks: how much our own method closes of the gap to the bound."""
-    results = [result for result in read(name) if not result.setting.endswith(PAPERS)]
+    results = [result for result in plain(read(name)) if not result.setting.endswith(PAPERS)]
     lines = [
         "| setting | size | bound | best other | ours | behind the bound | ahead of the best other | gap closed |",
         "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
@@ -193,6 +202,44 @@ def gap(name: str) -> str:
         "The bar is half of the gap between the best other and the bound, in the mean over settings.",
     ]
     return "\n".join([*lines, "", " ".join(about), ""])
+
+
+def equal_bytes(name: str) -> str:
+    """What methods reach at the bytes of FLANC's sizes, in the settings where updates are compressed too."""
+    results = read(name)
+    compressed = [result for result in results if result.method.endswith(COMPRESSED)]
+    shown = (COMPOSED, "splitmix", SLICE, OURS, *dict.fromkeys(result.method for result in compressed))
+    lines = []
+    for setting in dict.fromkeys(result.setting for result in compressed):
+        own = [result for result in results if result.setting == setting]
+        sent = [own_bytes for own_bytes, _ in curve(own, COMPOSED)]
+        lines.append(f"| {setting} | {' | '.join(f'{place / 1e3:.0f} kB' for place in sent)} |")
+        lines += [f"| {_shown(method)} | {' | '.join(_at(curve(own, method), sent))} |" for method in shown]
+    places = len({result.size for result in results if result.setting == compressed[0].setting})
+    head = ["| at bytes of a client and round |" + " |" * places, "| --- |" + " ---: |" * places]
+    about = [
+        f"Test accuracy in %, means over the seeds, at the bytes that a client of each of `{COMPOSED}`'s sizes sends",
+        "and gets in a round, on straight lines between a method's own sizes. Empty: none of them is as small, or as large.",
+    ]
+    return "\n".join([*head, *lines, "", " ".join(about), ""])
+
+
+def curve(results: Sequence[Result], method: str) -> list[tuple[int, float]]:
+    """A method's sizes as bytes of a client in a round, and mean accuracy."""
+    sent = {result.size: result.bytes for result in results if result.method == method}
+    return sorted((sent[size], mean(values(results, method, size))) for size in sent)
+
+
+def _at(points: Sequence[tuple[int, float]], places: Sequence[int]) -> list[str]:
+    """What a curve has at each place, as text; nothing outside of its range."""
+
+    def read_at(place: int) -> str:
+        for (low, one), (high, two) in pairwise(points):
+            if low <= place <= high:
+                return f"{one + (two - one) * (place - low) / (high - low):.1f}"
+        return ""
+
+    return [read_at(place) for place in places]
 
 
 def _around(results: Sequence[Result], setting: str, size: str) -> tuple[float, str, float, float]:
@@ -276,7 +323,7 @@ DARK = ["#5fb0e8", "#f08a4b", "#3fcf9f", "#e59cc6", "#e3c04a", "#8fd0f7", "#b59a
 
 def figure(name: str, chosen: Sequence[str]) -> str:
     """Accuracy over what training costs a client, a panel per setting, light and dark by the reader's preference."""
-    results = read(name)
+    results = plain(read(name))
     alike = _alike([result for result in results if result.setting in chosen])
     labels = list(alike)
     columns = 2 if len(chosen) == 1 else 3  # of the legend
@@ -408,6 +455,8 @@ def shown(page: str) -> str:
             own = leaders(found[2], "papers" if found[3].endswith(PAPERS) else "equal")
         elif found[3] == GAP:
             own = gap(found[2])
+        elif found[3] == BYTES:
+            own = equal_bytes(found[2])
         else:
             own = table(found[2], found[3])
         return found[1] + own + found[5]
