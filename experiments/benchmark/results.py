@@ -219,7 +219,7 @@ def equal_bytes(name: str) -> str:
     head = ["| at bytes of a client and round |" + " |" * places, "| --- |" + " ---: |" * places]
     about = [
         f"Test accuracy in %, means over the seeds, at the bytes that a client of each of `{COMPOSED}`'s sizes sends",
-        "and gets in a round, on straight lines between a method's own sizes. Empty: none of them is as small, or as large.",
+        "and gets in a round, on straight lines between a method's own sizes. Empty: outside of these sizes.",
     ]
     return "\n".join([*head, *lines, "", " ".join(about), ""])
 
