@@ -31,6 +31,8 @@ A key with a dot is one of the experiment file. The others are ideas that are no
     adaptive=0.01           FedAdam (Reddi et al. 2021) with this rate, entry by entry, where a round holds it
     pupil=0.5               of `ladder`: how much the smaller width's loss counts
     beside=smallest         of `ladder`: the smaller width beside the own one is always the smallest, or the `next`
+    order=magnitude         after every round, units change places: those with the largest weights come first, so that
+                            small widths have them (the choice of `fiarse`; the full network computes the same)
     norms=own               of `ladder`: every width has weights and biases of its own in norm layers
 """
 
@@ -60,6 +62,7 @@ from anysize.elastic.views import Nested
 from anysize.engines.inprocess import InProcess
 from anysize.experiment.experiment import Experiment
 from anysize.methods import ladder
+from anysize.methods.fiarse import magnitudes
 from anysize.methods.kit import loss_and_answers
 from anysize.methods.ladder import Ladder, Said
 from anysize.methods.mean import StreamingMean
@@ -508,6 +511,25 @@ def own_norms(which: str, experiment: Experiment) -> None:
     ladder.statistics_names = names
 
 
+def largest_first(by: str, experiment: Experiment) -> Callable[[Any, Any, float], Any]:
+    groups = [group for group in experiment.context.axes.groups if not group.fixed]
+
+    def after_round(before: Any, after: Any, rate: float) -> Any:
+        tensors = dict(after.tensors)
+        for group in groups:
+            order = magnitudes(group, after.tensors).argsort(descending=True, stable=True)
+            for member in group.members:
+                units = torch.tensor(member.units)
+                places = torch.arange(len(units))
+                for place, unit in enumerate(order.tolist()):
+                    places[units == place] = (units == unit).nonzero().flatten()
+                if member.name in tensors:
+                    tensors[member.name] = tensors[member.name].index_select(member.axis, places)
+        return replace(after, tensors=tensors)
+
+    return after_round
+
+
 IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], Any] | None]] = {
     "damping": damped,
     "correction": corrected,
@@ -524,6 +546,7 @@ IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], Any] | 
     "pupil": quiet_pupil,
     "beside": fixed_pupil,
     "norms": own_norms,
+    "order": largest_first,
 }
 
 
