@@ -28,7 +28,12 @@ WEAKEST = "FedAvg, weakest width"
 SLICE = "heterofl"  # trains the plain slice of every width, what others' costs are held against
 MARKED = "†"
 DEAR = 1.5  # times the slice's training MACs: a cell above that is marked, and never counts as the best
-TITLES = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10, 16 x 16", "digits": "Digits"}
+TITLES = {
+    "fashion": "Fashion-MNIST",
+    "cifar": "CIFAR-10, 16 x 16",
+    "digits": "Digits",
+    "confirmation": "Confirmation",
+}
 PAPERS = ", papers"  # ends the name of a setting in which every method has the tricks of its own paper
 OURS = "ladder"
 GAP = "gap"  # a mark of this name gets the table of what our own method leaves of the way to the bound

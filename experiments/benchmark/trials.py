@@ -30,7 +30,8 @@ A key with a dot is one of the experiment file. The others are ideas that are no
     entry_momentum=0.5      server momentum of this times the fraction of the clients that hold an entry
     adaptive=0.01           FedAdam (Reddi et al. 2021) with this rate, entry by entry, where a round holds it
     pupil=0.5               of `ladder`: how much the smaller width's loss counts
-    beside=smallest         of `ladder`: the smaller width beside the own one is always the smallest, or the `next`
+    beside=smallest         of `ladder`: the smaller width beside the own one is always the smallest, or the `next`;
+                            `sandwich`: two of them, the smallest and one drawn between it and the own
     order=magnitude         after every round, units change places: those with the largest weights come first, so that
                             small widths have them (the choice of `fiarse`; the full network computes the same)
     norms=own               of `ladder`: every width has weights and biases of its own in norm layers
@@ -483,11 +484,26 @@ def quiet_pupil(strength: str, experiment: Experiment) -> None:
 
 def fixed_pupil(which: str, experiment: Experiment) -> None:
     plain = Ladder.loss
+    if which == "sandwich":
+        Ladder.loss = sandwich  # type: ignore[method-assign]
+        return
 
     def loss(self: Any, module: nn.Module, batch: Any, step: Any) -> Tensor:
         return plain(self, module, batch, Chosen(step, which))
 
     Ladder.loss = loss  # type: ignore[method-assign]
+
+
+def sandwich(self: Ladder, module: nn.Module, batch: Any, step: Any) -> Tensor:
+    """The own width, the smallest, and one drawn between them."""
+    assert isinstance(module, Nested)
+    own, answers = loss_and_answers(module.network, batch, step)
+    between = len(module) - 2
+    for place in [0] * (between >= 0) + [1 + step.choose(between)] * (between > 0):
+        by_labels, said = loss_and_answers(module.at(place), batch, step)
+        taught = step.distillation(Said(said), batch, answers)
+        own = own + (1 - self.teaching) * by_labels + self.teaching * taught
+    return own
 
 
 class Chosen:
