@@ -166,7 +166,8 @@ def test_what_a_complete_file_leaves_out_is_what_means_nothing_set() -> None:
         for parameter in inspect.signature(function).parameters.values()
         if parameter.default is None
     }
-    assert options == {"digits-domains.per_domain", "digits-domains.test_per_domain"}
+    own = {f"digits-domains.{key}" for key in ("per_domain", "test_per_domain")}
+    assert options == own | {"fashion-mnist.size"}
     for name, function in registry._MODELS.items():
         assert {*models.defaults(name), "input_shape", "classes"} == set(inspect.signature(function).parameters)
     for name in NAMES:
