@@ -61,6 +61,13 @@ def test_every_row_names_a_command_that_can_be_given(path: Path) -> None:
             config.load(FOLDER.parent / words[2], overrides)
 
 
+@pytest.mark.parametrize("script", ["wire/results.py"])
+def test_a_page_has_the_tables_that_its_script_makes(script: str) -> None:
+    page = (FOLDER / script).with_name("README.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(FOLDER / script))["shown"](page) == page
+    assert "± " in page
+
+
 def test_elf_on_fashion_mnist() -> None:
     found = rows("elf", "fashion-20-rounds")
     names = {
