@@ -32,6 +32,7 @@ A key with a dot is one of the experiment file. The others are ideas that are no
     pupil=0.5               of `ladder`: how much the smaller width's loss counts
     beside=smallest         of `ladder`: the smaller width beside the own one is always the smallest, or the `next`;
                             `sandwich`: two of them, the smallest and one drawn between it and the own
+    mutual=0.3              of `ladder`: the own width also learns from the smaller one's answers, this much
     order=magnitude         after every round, units change places: those with the largest weights come first, so that
                             small widths have them (the choice of `fiarse`; the full network computes the same)
     norms=own               of `ladder`: every width has weights and biases of its own in norm layers
@@ -506,6 +507,21 @@ def sandwich(self: Ladder, module: nn.Module, batch: Any, step: Any) -> Tensor:
     return own
 
 
+def mutual(strength: str, experiment: Experiment) -> None:
+    def loss(self: Any, module: nn.Module, batch: Any, step: Any) -> Tensor:
+        assert isinstance(module, Nested)
+        if len(module) == 1:
+            alone: Tensor = step.objective(module.network, batch)
+            return alone
+        own, answers = loss_and_answers(module.network, batch, step)
+        by_labels, said = loss_and_answers(module.at(step.choose(len(module) - 1)), batch, step)
+        taught = step.distillation(Said(said), batch, answers)
+        learned = step.distillation(Said(answers), batch, said)
+        return own + (1 - self.teaching) * by_labels + self.teaching * taught + float(strength) * learned
+
+    Ladder.loss = loss  # type: ignore[method-assign]
+
+
 class Chosen:
     """A step whose smaller width is not drawn."""
 
@@ -559,6 +575,7 @@ IDEAS: dict[str, Callable[[str, Experiment], Callable[[Any, Any, float], Any] | 
     "dyn": dynamic,
     "entry_momentum": by_entry,
     "adaptive": adaptive,
+    "mutual": mutual,
     "pupil": quiet_pupil,
     "beside": fixed_pupil,
     "norms": own_norms,
