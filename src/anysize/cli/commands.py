@@ -45,6 +45,7 @@ from anysize.cli.printing import (
     print_look_up,
     print_missing,
     print_summary,
+    print_table,
     privacy_lines,
     say,
     secure_lines,
@@ -214,13 +215,12 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
         return
     if made["table"] is not None:
         print_look_up(made["table"])
-    table = Table("group", "clients", "size", box=None, header_style="bold")
-    for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up", "shipped"):
-        table.add_column(column, justify="right")
+    rows = []
     for group in made["groups"]:
         cells = ["sits out"] if group["sits_out"] is not None else planned_cells(group["sizes"], group["same_as"])
-        table.add_row(*map(escape, [group["name"], str(group["clients"] or "any"), *cells]))
-    out.print(table)
+        rows.append([group["name"], str(group["clients"] or "any"), *cells])
+    numbers = ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up", "shipped")
+    print_table(["group", "clients", "size"], numbers, rows)
     for text in budget_lines(made["groups"]):
         say(text)
     say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample; if the method")
