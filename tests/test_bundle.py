@@ -233,7 +233,7 @@ def test_a_device_chooses_the_largest_size_that_fits(sliced: tuple[az.Run, Path]
     assert network.fit(inference_bytes=costs["0.5"]["inference_bytes"]).size == "0.5"
     assert network.fit(inference_bytes=costs["0.5"]["inference_bytes"] - 1).size == "0.25"
     assert network.fit(inference_bytes=1e9, macs=costs["0.75"]["macs"]).size == "0.75"
-    with pytest.raises(BundleError, match=r"no size fits macs = 1; the least that a size needs: macs = \d+"):
+    with pytest.raises(BundleError, match=r"no size fits macs = 1; the nearest is 0\.25, which needs macs = \d+"):
         network.fit(macs=1)
     with pytest.raises(BundleError, match=r"does not know latency_ms.*measure\(\)"):
         network.fit(latency_ms=5)
@@ -312,6 +312,15 @@ def test_a_network_moves_to_another_device_with_everything_it_makes(sliced: tupl
     assert (outputs.device.type, outputs.shape) == ("meta", (3, 10))
     assert {tensor.device.type for tensor in network._in_use.tensors} == {"meta"}
     assert network.switch("0.25")(torch.rand(3, 1, 8, 8)).is_meta
+
+
+def test_a_call_computes_where_its_tensors_are_while_another_thread_moves_the_network(
+    sliced: tuple[az.Run, Path],
+) -> None:
+    network, x = load(sliced[1]), torch.rand(2, 1, 8, 8)
+    expected = network(x)
+    network._source.device = torch.device("meta")  # `to` has begun, and the networks are not yet moved
+    assert torch.equal(network(x), expected)
 
 
 def test_threads_that_switch_and_predict_at_once_get_whole_networks(sliced: tuple[az.Run, Path]) -> None:
@@ -530,7 +539,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a shape below zero": (lambda note: note["small"].insert(0, [-4]), "not a shape"),
     "an input of no shape": (lambda note: note.update(input_shape=["a"]), "not a shape"),
     "a note without sizes": (lambda note: note.pop("networks"), "has no 'networks'"),
-    "another format": (lambda note: note.update(format="other"), "format is not"),
+    "another format": (lambda note: note.update(format="other"), "has format 'other', and this runtime reads"),
 }
 
 
@@ -653,6 +662,11 @@ def test_the_command_line_writes_a_bundle(
     some = tmp_path / "some.anysize"
     assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", some, "--size", "0.5,0.6")[0] == 0
     assert load(some).sizes == ("0.5", "0.6")
+    _, said, _ = small.call(monkeypatch, capsys, "customize", directory, "--bundle", some, "--precision", "int8")
+    losses = [line for line in said.splitlines() if line.startswith("  size")]
+    for choice, line in zip(load(some).choices, losses, strict=True):
+        now, before = choice.metrics["accuracy"], choice.float32["accuracy"]
+        assert line == f"  size {choice.size}: accuracy {now:.4f}, in float32 {before:.4f}"
     wrong = (["--budget", "macs=1e6"], ["--to", "net.onnx"], ["--runtime", "tf"], ["--precision", "int4"])
     for more in wrong:
         assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", path, *more)[0] == 2

@@ -226,11 +226,14 @@ class Switching(ABC):
         for label in reversed(self.sizes):
             if all(costs[label].get(unit, math.inf) <= limit for unit, limit in limits.items()):
                 return self.switch(label, robustness)
-        least = {unit: min(own[unit] for own in costs.values() if unit in own) for unit in limits}
+
+        def over(label: str) -> float:
+            return max(costs[label].get(unit, math.inf) / limit for unit, limit in limits.items())
+
         given = ", ".join(f"{unit} = {limit:g}" for unit, limit in limits.items())
-        raise BundleError(
-            f"no size fits {given}; the least that a size needs: {', '.join(f'{u} = {n:g}' for u, n in least.items())}"
-        )
+        nearest = min(self.sizes, key=over)
+        needed = ", ".join(f"{unit} = {costs[nearest].get(unit, math.inf):g}" for unit in limits)
+        raise BundleError(f"no size fits {given}; the nearest is {nearest}, which needs {needed}")
 
     def measure(self, repeats: int = 20, sizes: Sequence[str] | None = None) -> dict[str, float]:
         """The milliseconds that each size takes for one sample on this device, the median of `repeats`; for `fit`.
@@ -477,7 +480,8 @@ class _File:
             header = json.loads(self._head[8:], object_pairs_hook=_once)
             self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
             self._seal = _object((header.get("__metadata__") or {})[NOTE])
-            _demand(self._seal.get("format") in formats, f"its format is not {' or '.join(formats)}")
+            if (form := self._seal.get("format")) not in formats:
+                raise BundleError(f"{path} has format {form!r:.40}, and this runtime reads {', '.join(formats)}")
             self.places = _places(self._header, size - self.start)
             if self._seal["format"] == formats[0]:
                 text, _, self.graphs = self._opened(PACKED).partition(b"\n")

@@ -299,11 +299,14 @@ class Switching(ABC):
         for label in reversed(self.sizes):
             if all(costs[label].get(unit, math.inf) <= limit for unit, limit in limits.items()):
                 return self.switch(label, robustness)
-        least = {unit: min(own[unit] for own in costs.values() if unit in own) for unit in limits}
+
+        def over(label: str) -> float:
+            return max(costs[label].get(unit, math.inf) / limit for unit, limit in limits.items())
+
         given = ", ".join(f"{unit} = {limit:g}" for unit, limit in limits.items())
-        raise BundleError(
-            f"no size fits {given}; the least that a size needs: {', '.join(f'{u} = {n:g}' for u, n in least.items())}"
-        )
+        nearest = min(self.sizes, key=over)
+        needed = ", ".join(f"{unit} = {costs[nearest].get(unit, math.inf):g}" for unit in limits)
+        raise BundleError(f"no size fits {given}; the nearest is {nearest}, which needs {needed}")
 
     def measure(self, repeats: int = 20, sizes: Sequence[str] | None = None) -> dict[str, float]:
         """The milliseconds that each size takes for one sample on this device, the median of `repeats`; for `fit`.
@@ -550,7 +553,8 @@ class _File:
             header = json.loads(self._head[8:], object_pairs_hook=_once)
             self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
             self._seal = _object((header.get("__metadata__") or {})[NOTE])
-            _demand(self._seal.get("format") in formats, f"its format is not {' or '.join(formats)}")
+            if (form := self._seal.get("format")) not in formats:
+                raise BundleError(f"{path} has format {form!r:.40}, and this runtime reads {', '.join(formats)}")
             self.places = _places(self._header, size - self.start)
             if self._seal["format"] == formats[0]:
                 text, _, self.graphs = self._opened(PACKED).partition(b"\n")
@@ -776,6 +780,7 @@ class _InUse:
     robustness: float | None
     program: _Program
     tensors: list[Tensor]
+    device: torch.device
 
 
 class Network(Switching):
@@ -835,7 +840,7 @@ class Network(Switching):
 
     def __call__(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """The outputs for a batch of raw inputs of shape `(N, *input_shape)`; of several inputs, a mapping by name."""
-        used, device = self._in_use, self.device
+        used = self._in_use
         assert used is not None
         given = self._in_order(x)
         for tensor, about in given:
@@ -843,7 +848,7 @@ class Network(Switching):
             about.check(tensor.shape, str(tensor.dtype), list(map(str, kinds)), len(given[0][0]) if tensor.dim() else 0)
         try:
             with torch.inference_mode():
-                return used.program.run([tensor.to(device) for tensor, _ in given], used.tensors)
+                return used.program.run([tensor.to(used.device) for tensor, _ in given], used.tensors)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise BundleError(f"the network does not run on these inputs: {_first_line(error)}") from error
 
@@ -873,7 +878,7 @@ class Network(Switching):
             if level is not None and loaded.levels is not None:
                 for place, tensor in zip(layout.robust, loaded.levels.at(level, layout)):
                     tensors[place] = tensor
-        return _InUse(label, level, program, tensors)
+        return _InUse(label, level, program, tensors, self.device)
 
     def _program(self, number: int) -> _Program:
         if number not in self._graphs:
