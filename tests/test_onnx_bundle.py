@@ -199,9 +199,7 @@ def test_inputs_that_do_not_fit_are_refused(x: Any, words: str) -> None:
 def test_a_bundle_of_the_other_kind_is_refused() -> None:
     with pytest.raises(BundleError, match="has format 'anysize-bundle-1', and this runtime reads anysize-onnx-3"):
         load(FIXTURE.with_name("heterofl.anysize"))
-    with pytest.raises(
-        runtime.BundleError, match="has format 'anysize-onnx-1', and this runtime reads anysize-b"
-    ):
+    with pytest.raises(runtime.BundleError, match="has format 'anysize-onnx-1', and this runtime reads anysize-b"):
         runtime.load(FIXTURE)
 
 

@@ -81,10 +81,13 @@ class Introduction:
 
 def _measured(told: object, unit: str) -> dict[str, float]:
     """What a device measured of its sizes, by their labels, null being infinite; an error if it is no such thing."""
-    amounts = told.values() if isinstance(told, dict) else [told]
-    if not all(one is None or (is_number(one) and 0 < one < math.inf) for one in amounts) or not isinstance(told, dict):
+    if not isinstance(told, dict) or not all(one is None or _amount(one) for one in told.values()):
         raise AnysizeError(f"tells {unit} that are no numbers above 0: {plain(told)}")
     return {str(label): math.inf if one is None else float(one) for label, one in told.items()}
+
+
+def _amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def plain(said: object) -> str:

@@ -93,6 +93,6 @@ def _reply(message: Message) -> Reply:
     if not message.has_error():
         return Reply(message.content)
     error = message.error
-    if error.code == ErrorCode.MESSAGE_UNAVAILABLE and _PARTIAL in error.reason:
+    if error.code == ErrorCode.MESSAGE_UNAVAILABLE and _PARTIAL in (error.reason or ""):
         return Reply(None, "sent an answer that did not arrive whole")
     return Reply(None, _ERRORS.get(error.code) or error.reason or f"failed with Flower's error {error.code}")
