@@ -21,11 +21,13 @@ from torch import nn
 import anysize as az
 from anysize import onnx_runtime, runtime
 from anysize.elastic.axes import trace
+from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
 from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry
 from anysize.methods import SplitMix
 from anysize.onnx_runtime import BundleError, check_graph, load
+from topologies import TOPOLOGIES
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundles" / "heterofl-onnx.anysize"
 X = (np.arange(2 * 64).reshape(2, 1, 8, 8) % 17 / 16).astype(np.float32)
@@ -109,6 +111,16 @@ def test_a_tiny_networks_file_is_at_most_a_twentieth_larger_than_its_tensors(tmp
     graph = onnx.load_from_string(network._source.file.graphs).graph
     kinds = [node.op_type for node in graph.node if node.op_type not in ("Sub", "Mul", "Add")]
     assert kinds == ["Conv", "Relu", "Conv", "BatchNormalization", "Relu", "ReduceMean", "Gemm"]
+
+
+def test_a_network_that_takes_one_batch_size_is_refused_in_words(tmp_path: Path) -> None:
+    network, (x,) = TOPOLOGIES["from_settings"]()
+    signature = Signature(tuple(x.shape[1:]), False, (), True, 3, None, None, None, None)
+    with pytest.raises(ModelError, match="cannot be read back: the network does not run on these inputs"):
+        write_onnx_bundle(
+            [Entry("1.0", 1.0, {None: network.eval()})], tmp_path / "net.anysize", signature, trace(network, x)
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["heterofl-onnx", "heterofl-onnx-packed"])

@@ -8,7 +8,8 @@ those at the high end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from anysize.elastic.axes import Axes
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
-from anysize.exports.formats import Exported, onnx_needs, onnx_program, silenced
+from anysize.exports.formats import Exported, onnx_needs, onnx_program, silenced, traced
 from anysize.exports.packing import PLAIN, Entry, Extras, Form, Reader, changing, write
 from anysize.inputs import Input, Inputs
+from anysize.runtime import BundleError
 from anysize.wire import Json, Tensors
 
 _INLINE = 64  # entries; a larger constant is stored with the tensors
@@ -56,7 +58,7 @@ class _Onnx(Form):
 
             model = onnx.inliner.inline_local_functions(model)
         own = {name for name, _ in named_tensors(first)}
-        with silenced("onnxscript"):
+        with traced("ONNX", path), silenced("onnxscript"):
             model = _simple(model, own)
         held = {i.name: i for i in model.graph.initializer if i.name in own or np.prod(i.dims) > _INLINE}
         constants = {name: _constant(tensor) for name, tensor in held.items() if name not in own}
@@ -74,22 +76,33 @@ class _Onnx(Form):
 class _Read(Reader):
     def __init__(self, path: Path) -> None:
         from anysize import onnx_runtime
-        from anysize.runtime import BundleError
 
-        try:
+        with _one_kind():
             self._network = onnx_runtime.load(path, threads=1)
-        except onnx_runtime.BundleError as error:
-            raise BundleError(str(error)) from None
 
     def switch(self, size: str, robustness: float | None) -> None:
-        self._network.switch(size, robustness)
+        with _one_kind():
+            self._network.switch(size, robustness)
 
     def outputs(self, x: Input) -> Tensor:
         given = {name: t.numpy() for name, t in x.items()} if isinstance(x, Inputs) else x.numpy()
-        return torch.from_numpy(self._network(given))
+        with _one_kind():
+            return torch.from_numpy(self._network(given))
 
     def latencies(self) -> Mapping[str, float]:
-        return self._network.measure()
+        with _one_kind():
+            return self._network.measure()
+
+
+@contextmanager
+def _one_kind() -> Iterator[None]:
+    """Turn an error of the device's file, which has its own, into that of `anysize.runtime`."""
+    from anysize import onnx_runtime
+
+    try:
+        yield
+    except onnx_runtime.BundleError as error:
+        raise BundleError(str(error)) from None
 
 
 def _simple(model: Any, own: Collection[str]) -> Any:
