@@ -45,9 +45,11 @@ def made(folder: Path, side: int, dual: bool) -> Path:
 
 
 def tensor_bytes(path: Path) -> int:
-    """The bytes of a safetensors file that are tensors."""
+    """The bytes of a bundle that are tensors of the networks."""
     content = path.read_bytes()
-    return len(content) - 8 - int.from_bytes(content[:8], "little")
+    start = 8 + int.from_bytes(content[:8], "little")
+    first, last = json.loads(content[8:start])["note"]["data_offsets"]
+    return len(content) - start - (last - first)
 
 
 def microseconds(switch: Callable[[int], object]) -> float:

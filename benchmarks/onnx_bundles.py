@@ -65,7 +65,7 @@ def measured(model: str, method: Any, about: tuple[list[int], int]) -> dict[str,
         ]
         content = file.read_bytes()
     header = json.loads(content[8:][: int.from_bytes(content[:8], "little")])
-    spans = [about["data_offsets"] for key, about in header.items() if key not in ("graphs", "__metadata__")]
+    spans = [about["data_offsets"] for key, about in header.items() if key not in ("note", "__metadata__")]
     tensors = sum(last - first for first, last in spans)
     return {"bytes": len(content), "tensors": tensors, "difference": float(max(off)), "levels": len(plain.levels)}
 

@@ -34,6 +34,7 @@ from anysize.experiment.signature import Signature
 from anysize.exports.bundle import write_bundle
 from anysize.exports.packing import Entry, Extras
 from anysize.runtime import BundleError, load
+from bundles import assembled, parts_of
 from topologies import TOPOLOGIES
 
 
@@ -98,13 +99,18 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[az.Run, Path]:
     return run, run.bundle(folder / "net.anysize").path
 
 
+def stored_bytes(path: Path) -> int:
+    """Of the tensors of a bundle."""
+    return tensor_bytes({name: t for name, t in safetensors.torch.load_file(path).items() if name != "note"})
+
+
 def tensor_bytes(tensors: dict[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def test_the_file_is_hardly_larger_than_its_tensors_and_slices_are_stored_once(sliced: tuple[az.Run, Path]) -> None:
     run, path = sliced
-    stored = tensor_bytes(safetensors.torch.load_file(path))
+    stored = stored_bytes(path)
     assert stored < path.stat().st_size < 1.01 * stored
     # Four widths need the full network's tensors and each width's own statistics.
     assert stored < 1.02 * tensor_bytes(tensors_of(run.customize("1.0")))
@@ -113,7 +119,7 @@ def test_the_file_is_hardly_larger_than_its_tensors_and_slices_are_stored_once(s
 def test_composed_widths_share_their_basis_in_the_file(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", "flanc", "small-cnn", [0.25, 0.5, 0.75, 1.0])
     done = run.bundle(tmp_path / "net.anysize")
-    stored = tensor_bytes(safetensors.torch.load_file(done.path))
+    stored = stored_bytes(done.path)
     assert done.size_bytes < 1.01 * stored
     apart = sum(tensor_bytes(tensors_of(run.customize(size.label))) for size in run.sizes)
     state = run.state
@@ -140,10 +146,9 @@ def test_an_ensembles_operations_are_written_once(tmp_path: Path) -> None:
     entries = [entry_of(str(count / 8), count / 8, mixed(bases[:count])) for count in (1, 2, 4, 8)]
     signature = Signature((1, 8, 8), False, (), True, 10, 10, None, None, None)
     done = write_bundle(entries, tmp_path / "net.anysize", signature, trace(base(0), torch.zeros(2, 1, 8, 8)))
-    stored = tensor_bytes(safetensors.torch.load_file(done.path))
+    stored = stored_bytes(done.path)
     assert done.size_bytes < 1.01 * stored
-    with safetensors.safe_open(done.path, "pt") as file:
-        graphs = json.loads(file.metadata()["anysize"])["graphs"]
+    graphs = parts_of(done.path.read_bytes())[1]["graphs"]
     alone = len(graphs[-1]["nodes"])
     assert [graph.get("repeat", [0, 1])[1] for graph in graphs] == [8, 4, 2, 1]
     assert [len(graph["nodes"]) for graph in graphs] == [alone + 8, alone + 4, alone + 2, alone]  # sums, and the mean
@@ -228,7 +233,7 @@ def test_a_device_chooses_the_largest_size_that_fits(sliced: tuple[az.Run, Path]
     assert network.fit(inference_bytes=costs["0.5"]["inference_bytes"]).size == "0.5"
     assert network.fit(inference_bytes=costs["0.5"]["inference_bytes"] - 1).size == "0.25"
     assert network.fit(inference_bytes=1e9, macs=costs["0.75"]["macs"]).size == "0.75"
-    with pytest.raises(BundleError, match=r"no size fits macs = 1; the least that a size needs: macs = \d+"):
+    with pytest.raises(BundleError, match=r"no size fits macs = 1; the nearest is 0\.25, which needs macs = \d+"):
         network.fit(macs=1)
     with pytest.raises(BundleError, match=r"does not know latency_ms.*measure\(\)"):
         network.fit(latency_ms=5)
@@ -307,6 +312,15 @@ def test_a_network_moves_to_another_device_with_everything_it_makes(sliced: tupl
     assert (outputs.device.type, outputs.shape) == ("meta", (3, 10))
     assert {tensor.device.type for tensor in network._in_use.tensors} == {"meta"}
     assert network.switch("0.25")(torch.rand(3, 1, 8, 8)).is_meta
+
+
+def test_a_call_computes_where_its_tensors_are_while_another_thread_moves_the_network(
+    sliced: tuple[az.Run, Path],
+) -> None:
+    network, x = load(sliced[1]), torch.rand(2, 1, 8, 8)
+    expected = network(x)
+    network._source.device = torch.device("meta")  # `to` has begun, and the networks are not yet moved
+    assert torch.equal(network(x), expected)
 
 
 def test_threads_that_switch_and_predict_at_once_get_whole_networks(sliced: tuple[az.Run, Path]) -> None:
@@ -473,13 +487,9 @@ def test_a_size_or_robustness_that_is_not_there_is_refused_and_the_old_one_stays
 
 def changed(path: Path, out: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """A bundle whose note was changed, its checksum made anew as an attacker would."""
-    with safetensors.safe_open(path, "pt") as file:
-        note = json.loads(file.metadata()["anysize"])
+    header, note, data = parts_of(path.read_bytes())
     change(note)
-    tensors = safetensors.torch.load_file(path)
-    plain = safetensors.torch.save(tensors)
-    note["sha256"] = runtime.digest(note, iter([plain[8 + int.from_bytes(plain[:8], "little") :]]))
-    out.write_bytes(safetensors.torch.save(tensors, {"anysize": json.dumps(note)}))
+    out.write_bytes(assembled(header, note, data))
     return out
 
 
@@ -529,7 +539,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a shape below zero": (lambda note: note["small"].insert(0, [-4]), "not a shape"),
     "an input of no shape": (lambda note: note.update(input_shape=["a"]), "not a shape"),
     "a note without sizes": (lambda note: note.pop("networks"), "has no 'networks'"),
-    "another format": (lambda note: note.update(format="other"), "format is not"),
+    "another format": (lambda note: note.update(format="other"), "has format 'other', and this runtime reads"),
 }
 
 
@@ -609,7 +619,7 @@ def test_every_topology_and_its_half_can_be_bundled(tmp_path: Path, name: str) -
     )
     assert torch.allclose(load(done.path, "half")(x), half(x), atol=1e-4)
     # Inner parts of the full network's tensors are not stored again.
-    stored = tensor_bytes(safetensors.torch.load_file(done.path))
+    stored = stored_bytes(done.path)
     assert stored <= tensor_bytes(tensors_of(network)) + 4 * sum(t.numel() for t in network.buffers()) + 2000
 
 
@@ -652,6 +662,11 @@ def test_the_command_line_writes_a_bundle(
     some = tmp_path / "some.anysize"
     assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", some, "--size", "0.5,0.6")[0] == 0
     assert load(some).sizes == ("0.5", "0.6")
+    _, said, _ = small.call(monkeypatch, capsys, "customize", directory, "--bundle", some, "--precision", "int8")
+    losses = [line for line in said.splitlines() if line.startswith("  size")]
+    for choice, line in zip(load(some).choices, losses, strict=True):
+        now, before = choice.metrics["accuracy"], choice.float32["accuracy"]
+        assert line == f"  size {choice.size}: accuracy {now:.4f}, in float32 {before:.4f}"
     wrong = (["--budget", "macs=1e6"], ["--to", "net.onnx"], ["--runtime", "tf"], ["--precision", "int4"])
     for more in wrong:
         assert small.call(monkeypatch, capsys, "customize", directory, "--bundle", path, *more)[0] == 2
@@ -664,11 +679,11 @@ def test_the_command_line_writes_a_bundle(
 # Bundles from before --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["heterofl", "flanc", "splitmix"])
+@pytest.mark.parametrize("method", ["heterofl", "flanc", "splitmix", "heterofl-packed"])
 def test_a_bundle_that_an_earlier_version_wrote_gives_the_outputs_that_it_gave_then(method: str) -> None:
-    """Commit 4de8ceb wrote the bundles and the outputs, before the code was laid out in rooms."""
+    """Commit 4de8ceb wrote the bundles and the outputs; in a packed one, the note is compressed, as it is today."""
     folder = Path(__file__).parent / "fixtures" / "bundles"
-    recorded = json.loads((folder / "outputs.json").read_text())[method]
+    recorded = json.loads((folder / "outputs.json").read_text())[method.removesuffix("-packed")]
     x = torch.arange(2 * 64).reshape(2, 1, 8, 8) % 17 / 16
     bundle = folder / f"{method}.anysize"
     assert list(recorded) == ["0.25", "0.5", "1.0"]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,34 +28,17 @@ from cryptography.hazmat.primitives.serialization import (
 from anysize import onnx_runtime, runtime
 from anysize.errors import ModelError
 from anysize.exports import packing
+from bundles import about, assembled, parts_of
 
 FIXTURES = Path(__file__).parent / "fixtures" / "bundles"
 X = torch.arange(2 * 64).reshape(2, 1, 8, 8) % 17 / 16
-LOADERS: dict[str, Callable[..., Any]] = {"heterofl": runtime.load, "heterofl-onnx": onnx_runtime.load}
+LOADERS: dict[str, Callable[..., Any]] = {
+    "heterofl": runtime.load,
+    "heterofl-onnx": onnx_runtime.load,
+    "heterofl-packed": runtime.load,
+    "heterofl-onnx-packed": onnx_runtime.load,
+}
 ERRORS = (runtime.BundleError, onnx_runtime.BundleError)
-
-
-def parts_of(content: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """(the header's tensors, the note, the bytes of the tensors)."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    note = json.loads(header.pop("__metadata__")["anysize"])
-    return header, note, content[end:]
-
-
-def plain(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def assembled(header: dict[str, Any], note: dict[str, Any], data: bytes) -> bytes:
-    """The file, with the checksums that an attacker would make anew."""
-    if "header" in note:
-        note["header"] = hashlib.sha256(plain(header)).hexdigest()
-    named = {key: value for key, value in note.items() if key not in ("sha256", "signature")}
-    note["sha256"] = hashlib.sha256(plain(named) + data).hexdigest()
-    text = json.dumps({"__metadata__": {"anysize": json.dumps(note)}, **header}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data
 
 
 def outputs_of(load: Callable[..., Any], path: Path, **options: Any) -> dict[str, np.ndarray]:
@@ -132,6 +116,32 @@ def bytes_changed(content: bytes, dice: random.Random) -> bytes:
     for _ in range(dice.choice([1, 1, 4])):
         changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
     return bytes(changed) if dice.random() < 0.8 else bytes(changed[: dice.randrange(len(changed))])
+
+
+PACKED = {
+    "no end": (zlib.compress(b"{" + b" " * (1 << 27)), "too long"),
+    "half": (zlib.compress(b'{"a": 1}')[:-2], "not whole"),
+    "more behind it": (zlib.compress(b"{}") + b"more", "not whole"),
+    "no compression": (b"{}", "damaged"),
+    "a list": (zlib.compress(b"[]"), "not an object"),
+    "a key twice": (zlib.compress(b'{"whole": [], "whole": []}'), "comes twice"),
+    "nothing in it": (zlib.compress(b"{}"), "has no 'whole'"),
+}
+
+
+@pytest.mark.parametrize("name", ["heterofl-packed", "heterofl-onnx-packed"])
+@pytest.mark.parametrize("case", PACKED)
+def test_a_note_that_does_not_unpack_to_an_object_is_refused(tmp_path: Path, name: str, case: str) -> None:
+    held, words = PACKED[case]
+    seal = {"format": "anysize-onnx-3" if "onnx" in name else "anysize-bundle-3"}
+    data = parts_of((FIXTURES / f"{name}.anysize").read_bytes())[2]
+    header = {"x": about(0, len(data)), "note": about(len(data), len(data) + len(held))}
+    text = json.dumps({"__metadata__": {"anysize": json.dumps(seal)}, **header}).encode()
+    path = tmp_path / "net.anysize"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data + held)
+    for verify in (True, False):
+        with pytest.raises(ERRORS, match=words):
+            LOADERS[name](path, verify=verify)
 
 
 def finite(content: bytes) -> bool:
@@ -247,7 +257,8 @@ def test_the_package_signs_as_the_page_says_and_refuses_other_keys(tmp_path: Pat
         one.reshape(shape) for one, shape in zip(row.split([int(np.prod(s)) for s in note["small"]]), note["small"])
     ]
     path = tmp_path / "net.anysize"
-    path.write_bytes(packing.sealed(packing.Packed(note, {}, tensors, {}), packing._private(keys / "own.pem")))
+    bundle = packing.Packed(runtime.FORMAT, note, {}, tensors, b"")
+    path.write_bytes(packing.sealed(bundle, packing._private(keys / "own.pem")))
     runtime.load(path, key=keys / "own.pub")
     with pytest.raises(ERRORS, match="another key"):
         runtime.load(path, key=keys / "other.pub")

@@ -15,6 +15,7 @@ import pytest
 
 import anysize as az
 import small
+from anysize.cli import printing
 from anysize.config.toml import written
 
 Call = Callable[..., tuple[int, str, str]]
@@ -121,6 +122,30 @@ def test_plan_as_json_has_the_documented_keys(call: Call, source: Path) -> None:
     full = json.loads(out)["groups"][-1]
     assert full["parameters"] == 64 * 16 + 16 + 16 * 8 + 8 + 8 * 10 + 10
     assert full["macs"] == 64 * 16 + 16 * 8 + 8 * 10
+
+
+def test_plan_in_a_terminal_of_80_columns_breaks_no_word_and_shows_every_number(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plan.toml"
+    groups = [
+        {"name": "phone", "fraction": 0.5, "budget": {"parameters": 20_000}},
+        {"name": "board", "fraction": 0.5, "budget": {"parameters": 20_001}},
+    ]
+    table = {"data": {"name": "digits", "clients": 100}, "devices": {"groups": groups}, "method": {"name": "heterofl"}}
+    file.write_text(written({**table, "model": {"name": "small-cnn"}}))
+    (planned, _) = json.loads(call("plan", file, "--json")[1])["groups"]
+    monkeypatch.setattr(printing.out, "width", 80)
+    lines = call("plan", file)[1].split("\n\nBudget")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [line for line in lines if line.startswith(" group")]
+    assert len(heads) == 2
+    for word in ("clients", "size", "parameters", "training MACs", "activations", "bytes down", "bytes up", "shipped"):
+        assert sum(word in head for head in heads) == 1
+    rows = [line for line in lines if line.startswith(" phone")]
+    assert f" {planned['parameters']:,} " in rows[0]
+    assert rows[1].split()[-2:] == printing.bytes_text(planned["inference_bytes"]).split()
+    assert sum("(as phone)" in line for line in lines) == 1
 
 
 def test_plan_shows_the_width_that_is_really_trained(call: Call, source: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import importlib
+import math
 import re
 import signal
 import ssl
@@ -28,13 +29,16 @@ from anysize import config as configs
 from anysize.client.work import needs_calibration
 from anysize.data import DeviceShares
 from anysize.deploy import device_file, own_data
+from anysize.deploy.footprint import FOOTPRINTS, written
 from anysize.deploy.guard import Guard
 from anysize.deploy.own_files import copy_into, own_files, undefined
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import AnysizeError, CheckpointError, ConfigError, TrustError
+from anysize.experiment.lookup import step_timed
 from anysize.methods import HeteroFL
 from anysize.methods.messages import Client
+from anysize.methods.size import Size
 from anysize.runs.experiment import Experiment
 from anysize.runs.runner import run
 from anysize.server.calibration import calibrated
@@ -365,11 +369,8 @@ def with_budget(home: Path, name: str, **budget: float) -> None:
     file.write_text("\n".join(lines) + f"\n[budget]\n{limits}\n")
 
 
-def test_a_device_whose_budget_falls_says_so_and_gets_a_smaller_model_in_the_next_round(tmp_path: Path) -> None:
-    home = laid_out(tmp_path, {"a-cam": 1.0, "b-van": 1.0})
-    experiment, ours = made(home, wire := Wire(home), tmp_path)
-    costs = {name: experiment.cost(size).parameters for name, size in experiment.size_of_group.items()}
-    assert ours.fleet(1, experiment.fleet).group_of(0, 1).name == "1.0"
+def rounds_of(experiment: Experiment, ours: Any) -> Callable[[int], dict[int, Any]]:
+    """A function that gives, for a round, the size that each of two clients is sent and its answer."""
     state = experiment.method.init(experiment.context)
 
     def answers(number: int) -> dict[int, Any]:
@@ -382,6 +383,15 @@ def test_a_device_whose_budget_falls_says_so_and_gets_a_smaller_model_in_the_nex
         asked = (replace(m, ticket=replace(m.ticket, rate=0.1)) for m in sent)
         return {c: (sizes[c].label, answer) for c, answer in zip(sizes, ours.perform(asked))}
 
+    return answers
+
+
+def test_a_device_whose_budget_falls_says_so_and_gets_a_smaller_model_in_the_next_round(tmp_path: Path) -> None:
+    home = laid_out(tmp_path, {"a-cam": 1.0, "b-van": 1.0})
+    experiment, ours = made(home, wire := Wire(home), tmp_path)
+    costs = {name: experiment.cost(size).parameters for name, size in experiment.size_of_group.items()}
+    assert ours.fleet(1, experiment.fleet).group_of(0, 1).name == "1.0"
+    answers = rounds_of(experiment, ours)
     with_budget(home, "a-cam", parameters=costs["0.25"])
     first = answers(1)
     assert isinstance(first[0][1], Absence)  # what was sent is more than it can afford now
@@ -393,6 +403,23 @@ def test_a_device_whose_budget_falls_says_so_and_gets_a_smaller_model_in_the_nex
     answers(3)
     assert answers(4)[0][0] == "1.0"
     assert [kind for _, kind, _ in wire.sent].count("query") == 2
+
+
+def test_a_budget_of_memory_that_falls_is_held_against_what_the_device_measured(tmp_path: Path) -> None:
+    """Predicted are more than 40 MB for every size: by that, nothing would fit."""
+    home = laid_out(tmp_path, {"a-cam": 1.0, "b-van": 1.0})
+    with_budget(home, "a-cam", memory_bytes=35e6)
+    experiment, ours = made(home, Wire(home), tmp_path)
+    took = {Size(0.25): 20e6, Size(0.5): 30e6, Size(0.75): 60e6, Size(1.0): math.inf}
+    (home / "devices" / "a-cam" / FOOTPRINTS).write_bytes(written(step_timed(experiment), took))
+    answers = rounds_of(experiment, ours)
+    assert answers(1)[0][0] == "0.5"
+    with_budget(home, "a-cam", memory_bytes=25e6)
+    refused = answers(2)
+    assert (refused[0][0], type(refused[0][1])) == ("0.5", Absence)
+    third = answers(3)
+    assert third[0][0] == "0.25"
+    assert not isinstance(third[0][1], Absence)
 
 
 def test_a_budget_of_time_is_held_against_what_the_device_measured_itself(

@@ -107,6 +107,65 @@ def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_
     assert loopback.left_behind(home) == []
 
 
+BAD_LINE = """
+import sys
+
+from anysize.deploy import example
+
+worker = sys.modules["__main__"]  # the process that speaks with the server
+worker.AGAIN = (0.1, 0.1)
+deliver, fetched, open_ = worker.Node._deliver, worker.Node._fetched, []
+
+
+def job(message):
+    return message.metadata.message_type == "train"
+
+
+def fetch(self, about, tree):
+    if job(about):
+        open_.append(tree)
+        if len(open_) == 1 or 3 < len(open_) < 7:  # once in the first round, every time in the third
+            raise OSError("no message")
+    return fetched(self, about, tree)
+
+
+def send(self, reply):
+    if job(reply) and len(open_) == 3 and not reply.has_error():  # every time in the second round
+        raise OSError("no answer")
+    return deliver(self, reply)
+
+
+if hasattr(worker, "Node"):
+    worker.Node._fetched, worker.Node._deliver = fetch, send
+
+
+def load(device, devices):
+    return example.digits(device, devices)
+"""
+
+
+def test_a_transfer_that_fails_is_tried_again_and_then_missing_with_its_reason(tmp_path: Path) -> None:
+    """Without a limit of a round's time, a message that was fetched in part would end all rounds."""
+    home = tmp_path / "fleet"
+    text = loopback.experiment(rounds=4, min_clients=2, round_timeout=200.0)
+    with loopback.Loopback(home, text, {"board": 0.5, "van": 1.0}) as fleet:
+        poison(home / "devices" / "van", BAD_LINE)
+        fleet.serve()
+        fleet.join()
+        fleet.run()
+        fleet.finished(180)
+        rounds = fleet.rounds("fleet")
+    why = [[entry["why"] for entry in r.get("missing", []) if entry["task"] == "train"] for r in rounds]
+    assert why == [
+        [],
+        ["could not deliver its answer: OSError; its own log says more"],
+        ["could not fetch its message: OSError; its own log says more"],
+        [],
+    ]
+    assert [sorted(client["client"] for client in r["clients"]) for r in rounds] == [[0, 1], [0], [0], [0, 1]]
+    assert loopback.left_behind(home) == []
+
+
 @pytest.fixture(scope="module")
 def unequal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server, and two devices of which one can train half of what the other can."""
@@ -164,9 +223,9 @@ def unbroken(folder: Path, config: Any) -> Any:
     return made.run(folder / "here")
 
 
-def poison(folder: Path) -> None:
-    """Makes a device one that sends numbers that are none."""
-    (folder / "hostile.py").write_text(HOSTILE)
+def poison(folder: Path, code: str = HOSTILE) -> None:
+    """Gives a device code of its own; by default it sends numbers that are none."""
+    (folder / "hostile.py").write_text(code)
     file = folder / "device.toml"
     file.write_text(file.read_text().replace("anysize.deploy.example:digits", "hostile:load"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,63 @@ def test_sizes_that_took_too_much_memory_do_not_fit() -> None:
     assert (found.capacity, found.timings[2].step_seconds) == (0.5, None)
 
 
+def test_a_size_that_ran_out_of_memory_does_not_fit_and_the_others_are_measured() -> None:
+    took = {0.25: 10_000_000.0, 0.5: math.inf, 1.0: 20_000_000.0}
+    for memory in (40e6, None):
+        found = measure(experiment(), samples=8, memory_bytes=memory, peak=took.get)
+        assert [timing.step_seconds is not None for timing in found.timings] == [True, False, True]
+        assert found.capacity == 0.25
+    lines = selftest.described(found, None)
+    assert [line.endswith("capacity 0.5: ran out of memory") for line in lines[1:]] == [False, True, False]
+
+
+def test_a_size_that_ran_out_of_memory_is_in_no_budget_of_the_device_or_its_server(tmp_path: Path) -> None:
+    path = tmp_path / FOOTPRINTS
+    path.write_bytes(written(STEP, {Size(0.25): 20e6, Size(1.0): math.inf}))
+    own = noted(path, STEP)
+    made = experiment()
+    context = made.context_for((Size(0.25), Size(1.0))).for_client()
+    gate = Gate(context, made.method, made.example, Limits(budget=Budget(memory_bytes=1e15)), footprint=own)
+    assert gate.footprints() == {"0.25": 20e6, "1.0": math.inf}
+    costs = Costs(context, made.method, made.example)
+    assert gate.refusals(costs.message(Size(0.25), "train")) == []
+    assert "allows" in gate.refusals(costs.message(Size(1.0), "train"))[0]
+
+
+OUT_OF_MEMORY = {
+    "pytorch": "torch.empty(1 << 50)",
+    "python": "bytes(1 << 60)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("how", OUT_OF_MEMORY)
+def test_a_process_that_ran_out_of_memory_has_an_infinite_peak(board: Path, how: str) -> None:
+    code = f"import os, signal, torch\n\n\ndef load(device):\n    {OUT_OF_MEMORY[how]}\n"
+    (board.parent / "greedy.py").write_text(code)
+    lines = board.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("data", "options"))]
+    board.write_text("\n".join(['data = "greedy:load"', *kept]) + "\n")
+    assert peak_bytes(board, 0.5) == math.inf
+
+
+def test_a_device_without_memory_for_its_largest_size_joins_with_the_others(
+    board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "peak_bytes", lambda file, capacity: 30e6 if capacity < 0.75 else math.inf)
+    said: list[str] = []
+    selftest.measured(board, insecure=True, say=said.append)
+    assert "capacity = 0.5" in board.read_text()
+    assert any(line.endswith("the memory of 4 sizes, 30 to 30 MB; 2 ran out of it") for line in said)
+
+
 def test_what_a_device_measured_travels_with_its_introduction() -> None:
-    told = Introduction("cam", budget=Budget(memory_bytes=6e7), memory_bytes={"0.25": 4e7})
-    assert Introduction.of(json.loads(json.dumps(told.to_note()))) == told
+    told = Introduction("cam", budget=Budget(memory_bytes=6e7), memory_bytes={"0.25": 4e7, "1.0": math.inf})
+    note = json.dumps(told.to_note(), allow_nan=False)
+    assert Introduction.of(json.loads(note)) == told
 
 
-@pytest.mark.parametrize("lie", [0, -1, True, "4 GB", None, [1], float("inf"), float("nan")])
+@pytest.mark.parametrize("lie", [0, -1, True, "4 GB", [1], float("inf"), float("nan")])
 def test_a_device_that_tells_nonsense_of_its_memory_is_refused(lie: Any) -> None:
     note = {"device": {"name": "cam", "budget": {"memory_bytes": 6e7}, "memory_bytes": {"0.25": lie}}}
     with pytest.raises(AnysizeError, match="memory_bytes that are no numbers above 0"):

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
+import bundles
 import small
 from anysize import config as configs
 from anysize import onnx_runtime, runtime, wire
@@ -727,6 +728,8 @@ FIXTURES = Path(__file__).parent / "fixtures" / "bundles"
 BUNDLES: dict[str, Callable[..., Any]] = {
     "heterofl": runtime.load,
     "heterofl-onnx": onnx_runtime.load,
+    "heterofl-packed": runtime.load,
+    "heterofl-onnx-packed": onnx_runtime.load,
 }
 
 
@@ -758,6 +761,13 @@ def outputs_of(name: str, path: Path, **options: Any) -> dict[str, Any]:
     return found
 
 
+def says(content: bytes, outputs: dict[str, Any]) -> None:
+    """Fail unless the note of a bundle names these sizes, and the shape of these outputs."""
+    note = bundles.parts_of(content)[1]
+    assert list(outputs) == [str(entry["size"]) for entry in note["networks"]]
+    assert all(list(one.shape) == [2, *note["output_shape"]] for one in outputs.values())
+
+
 @cases
 @pytest.mark.parametrize("name", list(BUNDLES))
 @pytest.mark.parametrize("change", ["rehashed", "damaged"])
@@ -773,9 +783,8 @@ def test_a_bundle_is_refused_or_gives_the_outputs_of_what_it_holds(
         found = refused("", lambda: outputs_of(name, path))
         if found is None:
             return
+        says(content, found)
         header, note, _ = parts_of(content)
-        assert list(found) == [str(entry["size"]) for entry in note["networks"]]
-        assert all(list(one.shape) == [2, *note["output_shape"]] for one in found.values())
         if change != "rehashed":
             assert {**note, "signature": None} == {**parts[1], "signature": None}
             assert (header, parts_of(content)[2]) == (parts[0], parts[2])
@@ -787,6 +796,32 @@ def test_a_bundle_is_refused_or_gives_the_outputs_of_what_it_holds(
 
 @cases
 @pytest.mark.parametrize("name", ["heterofl", "heterofl-onnx"])
+def test_a_changed_note_is_refused_or_gives_what_it_says_when_it_is_compressed(
+    tmp_path: Path, name: str, count: int
+) -> None:
+    header, note, data = parts_of((FIXTURES / f"{name}.anysize").read_bytes())
+    path = tmp_path / "net.anysize"
+    note["format"] = note["format"].replace("-1", "-3")
+
+    def repacked(header: Any, note: Any, data: bytes) -> bytes:
+        return rehashed(
+            *(bundles.packed(header, note, data, written) if isinstance(note, dict) else (header, note, data))
+        )
+
+    def holds(content: bytes) -> None:
+        path.write_bytes(content)
+        found = refused("", lambda: outputs_of(name, path))
+        if found is not None:
+            says(content, found)
+
+    original = bundles.assembled(header, note, data)
+    path.write_bytes(original)
+    assert len(outputs_of(name, path)) == 3
+    every(count, rewritten(joined(header, note, data), repacked), holds)
+
+
+@cases
+@pytest.mark.parametrize("name", list(BUNDLES))
 def test_no_change_of_a_signed_bundle_is_accepted(tmp_path: Path, name: str, count: int) -> None:
     key, private = tmp_path / "key.pub", Ed25519PrivateKey.from_private_bytes(bytes(32))
     key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))

@@ -105,6 +105,69 @@ def test_a_worker_that_died_as_it_noted_a_message_starts_again_all_the_same(tmp_
     assert not superlink.replies[0].has_error()
 
 
+def work(superlink: Superlink, folder: Path) -> None:
+    """Answer every message of a SuperLink."""
+    with pytest.raises(KeyboardInterrupt):
+        worker.Node(superlink.connected(), folder / "open").work(
+            lambda message: flower.Message(records.with_note({"done": True}, records.record([])), reply_to=message)
+        )
+    assert not (folder / "open").exists()
+
+
+def failing(times: int, way: Any) -> Any:
+    """The same way, which fails that often first."""
+    left = [times]
+
+    def takes(*given: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("the line is down")
+        return way(*given)
+
+    return takes
+
+
+@pytest.mark.parametrize("way", ["pull", "confirm", "send"])
+def test_a_transfer_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    superlink, waits = Superlink(message_from_the_server({})), list[float]()
+    monkeypatch.setattr(worker.time, "sleep", waits.append)
+    monkeypatch.setattr(superlink, way, failing(2, getattr(superlink, way)))
+    work(superlink, tmp_path)
+    (reply,) = superlink.replies
+    assert records.note_in(reply.content) == {"done": True} if reply.has_content() else not reply.has_error()
+    assert waits == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "way, told", [("pull", "could not fetch its message"), ("send", "could not deliver its answer")]
+)
+def test_the_server_learns_of_a_transfer_that_fails_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, told: str
+) -> None:
+    """Otherwise it would wait until the round's time is over: it gives a message only once."""
+    superlink = Superlink(
+        first := message_from_the_server({"place": 0}), second := message_from_the_server({"place": 1})
+    )
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(superlink, way, failing(len(worker.AGAIN) + 1, getattr(superlink, way)))
+    work(superlink, tmp_path)
+    failed, answered = superlink.replies
+    assert (failed.has_error(), answered.has_error()) == (True, False)
+    assert failed.error.reason == f"{told}: OSError; its own log says more"
+    assert failed.metadata.reply_to_message_id == first.object_id
+    assert answered.metadata.reply_to_message_id == second.object_id
+
+
+def test_a_worker_that_reaches_nobody_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [message_from_the_server({"place": place}) for place in range(2)]
+    superlink = Superlink(*sent)
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(superlink, "send", failing(2 * (len(worker.AGAIN) + 1), superlink.send))
+    work(superlink, tmp_path)
+    (reply,) = superlink.replies
+    assert reply.metadata.reply_to_message_id == sent[1].object_id
+
+
 def test_a_message_whose_run_has_ended_costs_a_worker_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,3 +188,41 @@ def test_a_message_whose_run_has_ended_costs_a_worker_nothing(
 
 def _gone() -> bytes:
     raise runs.RunNotRunningException
+
+
+class Grid:
+    """What Flower gives the server's part of a run: an answer to each message, of which one cannot be unpacked."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+
+    def pull_messages(self, asked: list[str]) -> list[Any]:
+        found = [self.answers[one] for one in asked if one in self.answers]
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return found
+
+
+def test_an_answer_that_cannot_be_unpacked_costs_no_other_one() -> None:
+    links = importlib.import_module("anysize.deploy.link")
+    sent = message_from_the_server({})
+    partial = flower.Error(3, "Reply message objects are unavailable. The sender may not have completed the upload")
+    grid = Grid(
+        {
+            "good": flower.Message(records.with_note({"done": True}, records.record([])), reply_to=sent),
+            "bad": ValueError("unexpected format for object head"),
+            "half": flower.Message(partial, reply_to=sent),
+        }
+    )
+    found = links.GridLink(grid).replies(["bad", "good", "half", "none"])
+    assert set(found) == {"good", "bad", "half"}
+    assert records.note_in(found["good"].content) == {"done": True}
+    assert found["bad"] == links.Reply(None, "sent an answer that cannot be read (ValueError)")
+    assert found["half"] == links.Reply(None, "sent an answer that did not arrive whole")
+
+
+def test_a_run_that_has_lost_its_own_superlink_does_not_blame_the_devices() -> None:
+    links, httpx = importlib.import_module("anysize.deploy.link"), importlib.import_module("httpx")
+    with pytest.raises(httpx.ConnectError):
+        links.GridLink(Grid({"one": httpx.ConnectError("no server")})).replies(["one"])

@@ -9,8 +9,9 @@
 This file needs only PyTorch and safetensors, and nothing else from this package: it can be copied to a device alone.
 `load(..., key=...)`, which checks a signature, also needs cryptography. Several threads may use one network.
 
-A bundle is one safetensors file. Its tensors are stored once. Its note, a JSON object, says for every size which
-tensors the network uses, and which part of each, and lists the network's operations. Nothing in it is code: operations
+A bundle is one safetensors file. Its tensors are stored once. Its header holds the seal: the format, checksums and a
+signature. Its note, a JSON object in a compressed tensor, says for every size which tensors the network uses, and which
+part of each, and lists the network's operations. Nothing in it is code: operations
 are looked up in a fixed list, and before a network is built, it is tried on the meta device, where nothing is read or
 allocated; what does not fit is refused.
 """
@@ -24,6 +25,7 @@ import operator
 import statistics
 import threading
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +36,9 @@ import safetensors
 import torch
 from torch import Tensor
 
-FORMAT = "anysize-bundle-1"
-REDUCED = "anysize-bundle-2"
-"""The format of a bundle that stores weights in fewer bits."""
+FORMAT = "anysize-bundle-3"
+_OLDER = ("anysize-bundle-1", "anysize-bundle-2")
+"""Formats that are still read, whose note stands in the file's header; 2 came with weights in fewer bits."""
 
 _MOST_NODES = 100_000
 _MOST_BYTES = 1 << 30  # limit on one intermediate value, per sample
@@ -130,7 +132,7 @@ def load(
         cache: how many networks stay in memory, each a size at a level of robustness; the one used longest ago is
             freed first.
     """
-    file = _File(Path(path), (FORMAT, REDUCED))
+    file = _File(Path(path), (FORMAT, *_OLDER))
     if verify or key is not None:
         file.verify(_finite, key)
     return Network(_Source(file), file.checked(), cache).switch(size, robustness)
@@ -160,6 +162,9 @@ NOTE = "anysize"
 SMALL = "small"
 """The name of the tensor that holds all small ones in a row, since each would need an entry in the file's header."""
 
+PACKED = "note"
+"""The name of the tensor that holds the note and, after a line feed, the graphs if they are ONNX's, compressed."""
+
 MASK = "mask/"
 """How the names of the tensors begin that may hold minus infinity: attention masks, which nobody trains."""
 
@@ -168,6 +173,7 @@ UNSIGNED = "0" * 128
 
 _PIECE = 1 << 20
 _LONGEST_HEADER = 100_000_000
+_LONGEST_NOTE = 1 << 26  # bytes, with the graphs, as they are when nothing is compressed
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _SIGNED_FOR = b"anysize bundle\0"  # a signature of this key for another purpose is none of a bundle
 
@@ -293,11 +299,14 @@ class Switching(ABC):
         for label in reversed(self.sizes):
             if all(costs[label].get(unit, math.inf) <= limit for unit, limit in limits.items()):
                 return self.switch(label, robustness)
-        least = {unit: min(own[unit] for own in costs.values() if unit in own) for unit in limits}
+
+        def over(label: str) -> float:
+            return max(costs[label].get(unit, math.inf) / limit for unit, limit in limits.items())
+
         given = ", ".join(f"{unit} = {limit:g}" for unit, limit in limits.items())
-        raise BundleError(
-            f"no size fits {given}; the least that a size needs: {', '.join(f'{u} = {n:g}' for u, n in least.items())}"
-        )
+        nearest = min(self.sizes, key=over)
+        needed = ", ".join(f"{unit} = {costs[nearest].get(unit, math.inf):g}" for unit in limits)
+        raise BundleError(f"no size fits {given}; the nearest is {nearest}, which needs {needed}")
 
     def measure(self, repeats: int = 20, sizes: Sequence[str] | None = None) -> dict[str, float]:
         """The milliseconds that each size takes for one sample on this device, the median of `repeats`; for `fit`.
@@ -356,9 +365,9 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def digest(note: Mapping[str, Any], data: Iterator[bytes]) -> str:
-    """The checksum of a bundle's note (without the checksum itself and the signature) and its tensors' bytes."""
-    plain = {key: value for key, value in note.items() if key not in ("sha256", "signature")}
+def digest(seal: Mapping[str, Any], data: Iterator[bytes]) -> str:
+    """The checksum of a bundle's seal (without the checksum itself and the signature) and its tensors' bytes."""
+    plain = {key: value for key, value in seal.items() if key not in ("sha256", "signature")}
     total = hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
     for piece in data:
         total.update(piece)
@@ -525,7 +534,12 @@ class _Stored:
 
 
 class _File:
-    """A bundle's file: what its header says, checked against its length, and its note."""
+    """A bundle's file: what its header says, checked against its length, its note, and the graphs that follow it.
+
+    Args:
+        path: the file.
+        formats: those that are read; in the first one the note is compressed.
+    """
 
     def __init__(self, path: Path, formats: Sequence[str]) -> None:
         self.path = path
@@ -538,12 +552,15 @@ class _File:
                 self._head = length.to_bytes(8, "little") + file.read(length)
             header = json.loads(self._head[8:], object_pairs_hook=_once)
             self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
-            self.raw = json.loads(
-                (header.get("__metadata__") or {})[NOTE], parse_constant=_constant, object_pairs_hook=_once
-            )
-            _demand(isinstance(self.raw, dict), "its note is not an object")
-            _demand(self.raw.get("format") in formats, f"its format is not {' or '.join(formats)}")
+            self._seal = _object((header.get("__metadata__") or {})[NOTE])
+            if (form := self._seal.get("format")) not in formats:
+                raise BundleError(f"{path} has format {form!r:.40}, and this runtime reads {', '.join(formats)}")
             self.places = _places(self._header, size - self.start)
+            if self._seal["format"] == formats[0]:
+                text, _, self.graphs = self._opened(PACKED).partition(b"\n")
+                self._note = _object(text)
+            else:
+                self._note, self.graphs = self._seal, self._opened("graphs") if "graphs" in self._header else b""
             self.stored = self._listed()
         except FileNotFoundError:
             raise BundleError(f"{path} does not exist") from None
@@ -551,18 +568,28 @@ class _File:
             raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
         except KeyError as error:
             raise BundleError(f"{path} is not an anysize bundle: it has no {error}") from None
-        except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, zlib.error) as error:
             raise BundleError(f"{path} is damaged or not an anysize bundle ({error})") from None
+
+    def _opened(self, key: str) -> bytes:
+        """The bytes that a tensor holds compressed."""
+        begin, end = self._header[key]["data_offsets"]
+        with open(self.path, "rb") as file:
+            file.seek(self.start + begin)
+            opener = zlib.decompressobj()
+            opened = opener.decompress(file.read(end - begin), _LONGEST_NOTE)
+        _demand(opener.eof and not opener.unused_data, f"'{key}' is not whole, or too long")
+        return opened
 
     def _listed(self) -> dict[int, _Stored]:
         """Every stored tensor by its number: whole ones from 0 upwards, small ones from -1 downwards."""
-        scales = {int(number): scale for number, scale in self.raw.get("scales", {}).items()}
+        scales = {int(number): scale for number, scale in self._note.get("scales", {}).items()}
         found: dict[int, _Stored] = {}
-        for number, key in enumerate(self.raw["whole"]):
+        for number, key in enumerate(self._note["whole"]):
             about = self._header[key]
             found[number] = _Stored(key, about["dtype"], tuple(about["shape"]), None, scales.get(number))
         offset = 0
-        for number, shape in enumerate(self.raw["small"], start=1):
+        for number, shape in enumerate(self._note["small"], start=1):
             found[-number] = _Stored(SMALL, "F32", _shape(shape), offset)
             offset += math.prod(shape)
         held = self._header[SMALL]["shape"] if offset else [0]
@@ -583,13 +610,13 @@ class _File:
         """
         if key is not None:
             self._check_signature(Path(key))
-        if digest(self.raw, self._pieces(finite)) != self.raw.get("sha256"):
+        if digest(self._seal, self._pieces(finite)) != self._seal.get("sha256"):
             raise BundleError(f"{self.path} is damaged: its checksum is not the one that it was written with")
-        if self.raw.get("header") not in (None, header_digest(self._header)):
+        if self._seal.get("header") not in (None, header_digest(self._header)):
             raise BundleError(f"{self.path} is damaged: its tensors are not the ones that it was written with")
 
     def _check_signature(self, key: Path) -> None:
-        signature, head = self.raw.get("signature"), self._head
+        signature, head = self._seal.get("signature"), self._head
         if not isinstance(signature, str):
             raise BundleError(f"{self.path} is not signed; this device accepts only bundles signed for {key}")
         raw = signature.encode()
@@ -621,7 +648,7 @@ class _File:
     def checked(self) -> _Note:
         """The checked note."""
         with self.blamed():
-            return _read_note(self.raw)
+            return _read_note(self._note)
 
     def blamed(self) -> _Blamed:
         """Turn any error inside into an error about this file."""
@@ -653,6 +680,13 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which every key comes once: readers differ in which of two they believe."""
     _demand(len(dict(pairs)) == len(pairs), "a key comes twice")
     return dict(pairs)
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    """An object of JSON."""
+    found = json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
+    _demand(isinstance(found, dict), "its note is not an object")
+    return dict(found)
 
 
 def _constant(name: str) -> float:
@@ -746,6 +780,7 @@ class _InUse:
     robustness: float | None
     program: _Program
     tensors: list[Tensor]
+    device: torch.device
 
 
 class Network(Switching):
@@ -805,7 +840,7 @@ class Network(Switching):
 
     def __call__(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """The outputs for a batch of raw inputs of shape `(N, *input_shape)`; of several inputs, a mapping by name."""
-        used, device = self._in_use, self.device
+        used = self._in_use
         assert used is not None
         given = self._in_order(x)
         for tensor, about in given:
@@ -813,7 +848,7 @@ class Network(Switching):
             about.check(tensor.shape, str(tensor.dtype), list(map(str, kinds)), len(given[0][0]) if tensor.dim() else 0)
         try:
             with torch.inference_mode():
-                return used.program.run([tensor.to(device) for tensor, _ in given], used.tensors)
+                return used.program.run([tensor.to(used.device) for tensor, _ in given], used.tensors)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise BundleError(f"the network does not run on these inputs: {_first_line(error)}") from error
 
@@ -843,7 +878,7 @@ class Network(Switching):
             if level is not None and loaded.levels is not None:
                 for place, tensor in zip(layout.robust, loaded.levels.at(level, layout)):
                     tensors[place] = tensor
-        return _InUse(label, level, program, tensors)
+        return _InUse(label, level, program, tensors, self.device)
 
     def _program(self, number: int) -> _Program:
         if number not in self._graphs:

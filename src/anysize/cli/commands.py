@@ -7,8 +7,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -45,6 +46,7 @@ from anysize.cli.printing import (
     print_look_up,
     print_missing,
     print_summary,
+    print_table,
     privacy_lines,
     say,
     secure_lines,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from anysize.engines.workers.pool import WorkerPool
     from anysize.experiment.experiment import Experiment
     from anysize.runs.run import Run
+    from anysize.runtime import Choice
 
 app = typer.Typer(
     name="anysize",
@@ -214,13 +217,12 @@ def plan(file: File, set_: Set = None, as_json: AsJson = False) -> None:
         return
     if made["table"] is not None:
         print_look_up(made["table"])
-    table = Table("group", "clients", "size", box=None, header_style="bold")
-    for column in ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up", "shipped"):
-        table.add_column(column, justify="right")
+    rows = []
     for group in made["groups"]:
         cells = ["sits out"] if group["sits_out"] is not None else planned_cells(group["sizes"], group["same_as"])
-        table.add_row(*map(escape, [group["name"], str(group["clients"] or "any"), *cells]))
-    out.print(table)
+        rows.append([group["name"], str(group["clients"] or "any"), *cells])
+    numbers = ("parameters", "MACs", "training MACs", "activations", "bytes down", "bytes up", "shipped")
+    print_table(["group", "clients", "size"], numbers, rows)
     for text in budget_lines(made["groups"]):
         say(text)
     say("\nMACs: one forward pass of a sample. Training MACs: a loss and its backward pass, per sample; if the method")
@@ -360,6 +362,17 @@ def _bundle(made: Run, path: Path, sizes: list[str] | None, options: dict[str, A
     load = f"anysize.{module}.load('{path.name}')"
     say(f"{done.path}: sizes {labels}, {bytes_text(done.size_bytes)}; on a device: {load}")
     say(f"read back and compared with PyTorch: outputs differ by at most {done.difference:.2g}")
+    if options.get("precision", "float32") != "float32":
+        _say_loss(import_module(f"anysize.{module}").load(path).choices, made.experiment.task.metric)
+
+
+def _say_loss(choices: Iterable[Choice], metric: str) -> None:
+    """What fewer bits cost each size on the test set, if there was one."""
+    for choice in choices:
+        if metric in choice.metrics and metric in choice.float32:
+            level = "" if choice.robustness is None else f", robustness {choice.robustness:g}"
+            now, before = choice.metrics[metric], choice.float32[metric]
+            say(f"  size {choice.size}{level}: {metric} {now:.4f}, in float32 {before:.4f}")
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from anysize.cli.printing import bytes_text, count_text, out, say
+from anysize.cli.printing import bytes_text, count_text, out, print_table, say
 from anysize.errors import UsageError, in_flags
 from anysize.runs.progress import err
 
@@ -97,10 +97,9 @@ def print_comparison(made: Comparison) -> None:
 
     several = len(made.settings) > 1 or made.settings[0] != ""
     sizes = list(dict.fromkeys(size for setting in made.settings for size in made.sizes(setting)))
-    table = Table(*(["setting"] if several else []), "method", box=None, header_style="bold")
+    names = [*(["setting"] if several else []), "method"]
     against = [f"to {made.baseline}"] if made.differences else []
-    for column in (*sizes, MEAN, "best round", *against):
-        table.add_column(escape(column), justify="right")
+    lines = []
     for setting in made.settings:
         for method in made.methods:
             rows = {size: made.row(method, size, setting) for size in (*sizes, MEAN)}
@@ -110,8 +109,8 @@ def print_comparison(made: Comparison) -> None:
             cells = [_cell(made, row) for row in rows.values()]
             cells.append(_value(made, whole.best_mean, whole.best_std))
             cells += [_difference(made, setting, method)] if against else []
-            table.add_row(*([escape(setting)] if several else []), escape(method), *cells)
-    out.print(table)
+            lines.append([*([setting] if several else []), method, *cells])
+    print_table(names, [*sizes, MEAN, "best round", *against], lines, again=len(names))
     unit = " in percent" if in_percent(made) else ""
     judged = "on the test set" if made.judged_on == "test" else "on clients' held-out data"
     spread = f", mean ± standard deviation over {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
@@ -153,16 +152,15 @@ def _print_costs(made: Comparison, several: bool) -> None:
     rows = [row for row in made.rows if row.setting == made.settings[0] and row.size != MEAN]
     if len(rows) > _MANY:
         return
-    table = Table("method", "size", box=None, header_style="bold")
-    for column in ("parameters", "MACs", "training MACs", "activations", "bytes per round"):
-        table.add_column(column, justify="right")
+    lines = []
     for row in rows:
         costs: list[Any] = [row.macs or 0, row.training_macs or 0]
         cells = [f"{row.parameters or 0:,}", *map(count_text, costs)]
         cells += [bytes_text(row.activation_bytes or 0), bytes_text(row.bytes or 0)]
-        table.add_row(escape(row.method), escape(row.size), *cells)
+        lines.append([row.method, row.size, *cells])
     say(f"\nCost of a client{f' in {made.settings[0]}' if several else ''}:")
-    out.print(table)
+    numbers = ("parameters", "MACs", "training MACs", "activations", "bytes per round")
+    print_table(["method", "size"], numbers, lines, again=2)
 
 
 def _print_reached(made: Comparison, several: bool) -> None:

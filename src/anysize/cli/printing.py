@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -23,6 +24,33 @@ _DOMAINS = 8  # data groups that are listed by name
 
 
 out = Console(highlight=False, soft_wrap=True, width=_WIDTH)
+
+
+def print_table(names: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]], again: int = 1) -> None:
+    """Print a table; where it is wider than the terminal, its columns go into several, each no wider.
+
+    Args:
+        names: the first columns.
+        numbers: the other columns; each is wholly in one of the tables.
+        rows: the cells; one that ends early is filled with empty ones.
+        again: how many of the first columns say what a row is; they begin every table.
+    """
+    heads = (*names, *numbers)
+    filled = [[*row, *[""] * (len(heads) - len(row))] for row in rows]
+    widths = [2 + max(cell_len(row[place]) for row in (heads, *filled)) for place in range(len(heads))]
+    parts = [list(range(len(names)))]
+    for place in range(len(names), len(heads)):
+        if sum(widths[one] for one in (*parts[-1], place)) > out.width and place > len(names):
+            parts.append(list(range(again)))
+        parts[-1].append(place)
+    for number, part in enumerate(parts):
+        table = Table(box=None, header_style="bold")
+        for place in part:
+            table.add_column(escape(heads[place]), justify="left" if place < len(names) else "right")
+        for row in filled:
+            table.add_row(*(escape(row[place]) for place in part))
+        out.print("\n" * bool(number), end="")
+        out.print(table)
 
 
 def print_missing(found: Mapping[str, Any]) -> None:
@@ -130,15 +158,14 @@ def privacy_lines(about: Mapping[str, Any] | None) -> list[str]:
 
 def print_look_up(entries: Sequence[Mapping[str, Any]]) -> None:
     """The look-up table, best first."""
-    table = Table("what could be trained", box=None, header_style="bold")
-    for column in ("proxy accuracy", "parameters", "MACs", "non-zero", "activations", "bytes", "step"):
-        table.add_column(column, justify="right")
+    rows = []
     for entry in entries:
         cost = entry["cost"]
         cells = [f"{entry['accuracy']:.4f}", f"{cost['parameters']:,.0f}", count_text(cost["macs"])]
         cells += [count_text(cost["nonzero_macs"]), bytes_text(cost["activation_bytes"]), bytes_text(cost["bytes"])]
-        table.add_row(shape_text(entry), *cells, f"{cost['latency_ms']:.1f} ms" if "latency_ms" in cost else "")
-    out.print(table)
+        rows.append([shape_text(entry), *cells, f"{cost['latency_ms']:.1f} ms" if "latency_ms" in cost else ""])
+    numbers = ("proxy accuracy", "parameters", "MACs", "non-zero", "activations", "bytes", "step")
+    print_table(["what could be trained"], numbers, rows)
     say("")
 
 

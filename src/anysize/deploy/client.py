@@ -69,7 +69,7 @@ class Service:
             return self.answered(kind, content)
         except Exception as error:
             log.warning("could not answer", exc_info=error)
-            return with_note({"failure": described(error), **self.told(timed=False)}, record([]))
+            return with_note({"failure": described(error), **self._told_anyway()}, record([]))
 
     def answered(self, kind: str, content: RecordDict) -> RecordDict:
         """The answer to a message of a kind."""
@@ -84,12 +84,24 @@ class Service:
         blobs = [dump(update.tensors, {}) for update in updates]
         return with_note({"notes": [update.to_json() for update in updates], **self.told()}, record(blobs))
 
-    def told(self, timed: bool = True) -> Json:
-        """What the device tells of itself with every answer: what it can afford next, as its file says now."""
+    def told(self, measured: bool = True) -> Json:
+        """What the device tells of itself with every answer: what it can afford next, as its file says now.
+
+        Args:
+            measured: whether to tell what sizes take on it, too; its server chooses by that.
+        """
         limits = self._read_limits()
-        known = self._last[1] if timed and self._last is not None else None
+        known = self._last[1] if measured and self._last is not None else None
         times, amounts = ({}, {}) if known is None else (known.latencies(), known.footprints())
         return Introduction(self._device.name, limits.capacity, limits.budget, times, amounts).to_note()
+
+    def _told_anyway(self) -> Json:
+        """The same after a failure, whatever else fails."""
+        try:
+            return self.told()
+        except Exception as error:
+            log.warning("could not tell what sizes take", exc_info=error)
+            return self.told(measured=False)
 
     def _read_limits(self) -> Limits:
         """What the device's file says now, since other programs may change it; as before if it cannot be read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,17 +26,21 @@ FOOTPRINTS = "memory.json"
 """The file beside a device's own that says how much memory the training of each size took on it."""
 _STEPS = 4  # the heap still grows in the second and third step
 _SECONDS = 600.0
+_KILLED = -9  # what the system does to the largest process when memory ends
+_RAN_OUT = ("memoryerror", "bad_alloc", "allocate memory", "out of memory", "outofmemoryerror", "not enough memory")
 
 
-def peak_bytes(file: Path, capacity: float) -> int | None:
+def peak_bytes(file: Path, capacity: float) -> float | None:
     """The peak of a process that trains a few steps, above an idle one; None where the system does not tell.
+
+    It is infinite if the process ran out of memory, or out of time, as it does where memory is on a disk.
 
     Args:
         file: the device's file, with the experiment beside it.
         capacity: whose size is trained.
 
     Raises:
-        ConfigError: the process ended; it may have run out of memory.
+        ConfigError: the process ended for another reason.
     """
     if not _STATUS.is_file():
         return None
@@ -43,7 +48,10 @@ def peak_bytes(file: Path, capacity: float) -> int | None:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"capacity {capacity:g}: {_STEPS} training steps took more than {_SECONDS:g} s") from None
+        log.warning("capacity %g: %d training steps took more than %g s", capacity, _STEPS, _SECONDS)
+        return math.inf
+    if done.returncode == _KILLED or (done.returncode and ran_out(done.stderr)):
+        return math.inf
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         why = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
@@ -51,9 +59,21 @@ def peak_bytes(file: Path, capacity: float) -> int | None:
     return int(parsed(lines[-1])["bytes"])
 
 
-def written(step: Json, found: Mapping[Size, int]) -> bytes:
-    """What was measured, as a file; `noted` reads it."""
-    sizes = [{"width": size.width, "depth": size.depth, "memory_bytes": most} for size, most in found.items()]
+def ran_out(said: str) -> bool:
+    """Whether a process says that there was not enough memory, in the words of Python, of C++ or of PyTorch.
+
+    >>> ran_out("MemoryError"), ran_out("std::bad_alloc"), ran_out("no file ran_out.csv")
+    (True, True, False)
+    """
+    return any(words in said.lower() for words in _RAN_OUT)
+
+
+def written(step: Json, found: Mapping[Size, float]) -> bytes:
+    """What was measured, as a file, with null for a size that ran out of memory; `noted` reads it."""
+    sizes = [
+        {"width": size.width, "depth": size.depth, "memory_bytes": most if math.isfinite(most) else None}
+        for size, most in found.items()
+    ]
     return (json.dumps({**step, "sizes": sizes}, indent=1) + "\n").encode()
 
 
@@ -78,6 +98,8 @@ def noted(path: Path, step: Json) -> Footprint:
 
 
 def _amount(given: Any) -> float:
+    if given is None:
+        return math.inf
     if isinstance(given, bool) or not isinstance(given, int | float) or given <= 0:
         raise ValueError(f"memory_bytes = {given!r}, must be a number above 0")
     return float(given)

@@ -25,7 +25,7 @@ class Introduction:
         capacity: the fraction of the full model that it can train, or None with a budget.
         budget: what it can afford in units, or None with a capacity.
         latency_ms: how long a training step of sizes took on it, by their labels; empty if it did not measure that.
-        memory_bytes: how much memory the training of sizes took on it, likewise.
+        memory_bytes: how much memory the training of sizes took on it, likewise; infinite of a size that ran out of it.
 
     >>> Introduction.of(Introduction("cam", 0.25).to_note())
     Introduction(name='cam', capacity=0.25, budget=None)
@@ -61,7 +61,11 @@ class Introduction:
     def to_note(self) -> Json:
         """The introduction as a note; `of` is the inverse."""
         budget = None if self.budget is None else self.budget.limits()
-        measured = {unit: dict(told) for unit in _MEASURED if (told := getattr(self, unit))}
+        measured = {
+            unit: {label: one if math.isfinite(one) else None for label, one in told.items()}
+            for unit in _MEASURED
+            if (told := getattr(self, unit))
+        }
         return {"device": {"name": self.name, "capacity": self.capacity, "budget": budget, **measured}}
 
     def can(self) -> str:
@@ -76,10 +80,14 @@ class Introduction:
 
 
 def _measured(told: object, unit: str) -> dict[str, float]:
-    """What a device measured of its sizes, by their labels; an error if it is no such thing."""
-    if not isinstance(told, dict) or not all(is_number(one) and 0 < one < math.inf for one in told.values()):
+    """What a device measured of its sizes, by their labels, null being infinite; an error if it is no such thing."""
+    if not isinstance(told, dict) or not all(one is None or _amount(one) for one in told.values()):
         raise AnysizeError(f"tells {unit} that are no numbers above 0: {plain(told)}")
-    return {str(label): float(one) for label, one in told.items()}
+    return {str(label): math.inf if one is None else float(one) for label, one in told.items()}
+
+
+def _amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def plain(said: object) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import httpx
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -19,6 +20,7 @@ _ERRORS = {
     ErrorCode.NODE_UNAVAILABLE: "disappeared: its heartbeat stopped",
     ErrorCode.CLIENT_APP_CRASHED: "crashed",
 }
+_PARTIAL = "objects are unavailable"  # Flower has one code for this and for a message that expired
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,22 @@ class GridLink:
 
     def replies(self, sent: Collection[str]) -> dict[str, Reply]:
         """The new replies to sent messages; an error names the message it replies to."""
-        return {m.metadata.reply_to_message_id: _reply(m) for m in self._grid.pull_messages(list(sent))}
+        return {message: reply for message in sent for reply in self._replies(message)}
+
+    def _replies(self, message: str) -> list[Reply]:
+        """The reply to one message, if it has come. Asked one by one, a reply that cannot be read costs no other."""
+        try:
+            return [_reply(came) for came in self._grid.pull_messages([message])]
+        except httpx.HTTPError:  # the server's own connection
+            raise
+        except Exception as error:
+            return [Reply(None, f"sent an answer that cannot be read ({type(error).__name__})")]
 
 
 def _reply(message: Message) -> Reply:
     if not message.has_error():
         return Reply(message.content)
     error = message.error
+    if error.code == ErrorCode.MESSAGE_UNAVAILABLE and _PARTIAL in (error.reason or ""):
+        return Reply(None, "sent an answer that did not arrive whole")
     return Reply(None, _ERRORS.get(error.code) or error.reason or f"failed with Flower's error {error.code}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from anysize.errors import ConfigError
 from anysize.experiment.experiment import Experiment
 from anysize.experiment.lookup import step_timed
 from anysize.experiment.sizes import sized
+from anysize.methods.size import Size
 
 _SPEED_SECONDS = 60.0
 
@@ -54,11 +56,11 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
             memory_bytes=device.memory_bytes,
             peak=partial(peak_bytes, file),
         )
-        _note_memory(experiment, device, found, say)
+        taken = _note_memory(experiment, device, found, say)
         budget = device.limits.budget
         timely, own = (False, False) if budget is None else (bool(budget.latency_ms), bool(budget.memory_bytes))
         if timely or any(group.budget is not None and group.budget.latency_ms for group in config.devices.groups):
-            _note_latencies(experiment, device, say)
+            _note_latencies(experiment, device, [size for size, most in taken.items() if math.isinf(most)], say)
     for line in described(found, speed):
         say(line)
     if timely or own:
@@ -71,17 +73,17 @@ def measured(file: Path, *, insecure: bool = False, say: Say = print) -> Measure
     return found
 
 
-def _note_latencies(experiment: Experiment, device: DeviceConfig, say: Say) -> None:
-    """Time every size that a budget could choose, and write the file that the device and its group read."""
-    path, times = device.path(LATENCIES), every_latency(experiment, device.memory_bytes)
+def _note_latencies(experiment: Experiment, device: DeviceConfig, without: Collection[Size], say: Say) -> None:
+    """Time every size that a budget could choose but those, and write the file that the device and its group read."""
+    path, times = device.path(LATENCIES), every_latency(experiment, device.memory_bytes, without)
     if not times:
         raise ConfigError("this device has too little memory for any size of the experiment")
     write(path, latency_rows(times, step_timed(experiment)).encode(), ConfigError)
     say(f"{path}: {len(times)} sizes, {min(times.values()):.1f} to {max(times.values()):.1f} ms a step")
 
 
-def _note_memory(experiment: Experiment, device: DeviceConfig, found: Measurement, say: Say) -> None:
-    """Write what the training of the sizes took in memory, for the device and what it tells its server."""
+def _note_memory(experiment: Experiment, device: DeviceConfig, found: Measurement, say: Say) -> dict[Size, float]:
+    """What the training of the sizes took in memory, written for the device and what it tells its server."""
     taken = {
         sized(experiment.method, experiment.context_for(()), timing.capacity): timing.peak_bytes
         for timing in found.timings
@@ -89,11 +91,14 @@ def _note_memory(experiment: Experiment, device: DeviceConfig, found: Measuremen
     }
     if not taken:
         say("this system does not tell how much memory a process took; it is predicted")
-        return
+        return taken
     path = device.path(FOOTPRINTS)
     write(path, written(step_timed(experiment), taken), ConfigError)
-    least, most = min(taken.values()) / 1e6, max(taken.values()) / 1e6
-    say(f"{path}: the memory of {len(taken)} sizes, {least:.0f} to {most:.0f} MB")
+    amounts = [most / 1e6 for most in taken.values() if math.isfinite(most)]
+    span = f", {min(amounts):.0f} to {max(amounts):.0f} MB" if amounts else ""
+    failed = len(taken) - len(amounts)
+    say(f"{path}: the memory of {len(taken)} sizes{span}{f'; {failed} ran out of it' if failed else ''}")
+    return taken
 
 
 def bytes_per_second(device: DeviceConfig, insecure: bool, say: Say) -> float | None:
@@ -118,6 +123,9 @@ def described(found: Measurement, speed: float | None) -> list[str]:
     rate = "unknown" if speed is None else f"{speed / 1e6:.1f} MB/s"
     lines = [f"free memory {memory}, to and from the server {rate}"]
     for timing in found.timings:
+        if timing.peak_bytes == math.inf:
+            lines.append(f"  capacity {timing.capacity:g}: ran out of memory")
+            continue
         needs = f"{(timing.peak_bytes or timing.memory_bytes) / 1e6:.1f} MB"
         if timing.step_seconds is None or timing.round_seconds is None:
             lines.append(f"  capacity {timing.capacity:g}: needs {needs}; not tried")

@@ -6,7 +6,7 @@ import csv
 import io
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ class Timing:
         label: the size's label.
         capacity: the capacity that trains this size.
         memory_bytes: the memory that training takes, as counted from its tensors.
-        peak_bytes: what a process took at its peak above an idle one; None if it was not measured.
+        peak_bytes: what a process took at its peak above an idle one; infinite if it ran out of memory, None if it was
+            not measured.
         step_seconds: of one training step; None if it was not tried, for lack of memory.
         macs_per_second: multiply-adds of training per second; None if it was not tried.
         round_seconds: the time of a round's steps and messages; None if it was not tried.
@@ -60,7 +61,7 @@ class Timing:
     label: str
     capacity: float
     memory_bytes: int
-    peak_bytes: int | None = None
+    peak_bytes: float | None = None
     step_seconds: float | None = None
     macs_per_second: float | None = None
     round_seconds: float | None = None
@@ -101,7 +102,7 @@ def measure(
     bytes_per_second: float | None = None,
     seconds: float | None = None,
     memory_bytes: float | None = None,
-    peak: Callable[[float], int | None] = lambda capacity: None,
+    peak: Callable[[float], float | None] = lambda capacity: None,
 ) -> Measurement:
     """Time a training step of each size that the experiment trains and memory allows.
 
@@ -113,7 +114,8 @@ def measure(
         bytes_per_second: to and from the server; None: messages take no time.
         seconds: how long a round may take; None: any time.
         memory_bytes: that may be used; by default what is free.
-        peak: measures the memory that training the size of a capacity takes; None if it cannot.
+        peak: measures the memory that training the size of a capacity takes; None if it cannot, infinite if there is
+            too little. Such a size does not fit; the others are measured.
     """
     free = available_bytes() if memory_bytes is None else memory_bytes
     usable = math.inf if free is None else _MARGIN * free
@@ -128,7 +130,8 @@ def measure(
         timing = Timing(size.label, capacity, int(costs.of(message)["memory_bytes"]))
         if timing.memory_bytes <= usable:
             timing = replace(timing, peak_bytes=peak(capacity))
-        if (timing.peak_bytes or timing.memory_bytes) <= usable:
+        needed = timing.peak_bytes or timing.memory_bytes
+        if needed <= usable and math.isfinite(needed):
             timing = _timed(experiment, context, message, timing, samples, bytes_per_second, seconds)
         timings.append(timing)
     if not timings:
@@ -186,13 +189,20 @@ def own_latency(
     return latency
 
 
-def every_latency(experiment: Experiment, memory_bytes: float | None = None) -> dict[Size, float]:
+def every_latency(
+    experiment: Experiment, memory_bytes: float | None = None, without: Collection[Size] = ()
+) -> dict[Size, float]:
     """The milliseconds of a training step of every size that a budget could choose and memory allows, smallest first.
 
     They are timed without masks, since a dense multiplication by zero takes as long.
+
+    Args:
+        experiment: whose sizes.
+        memory_bytes: that may be used; by default what is free.
+        without: sizes of which it is known that memory does not allow them.
     """
     method = experiment.method
-    choices = {replace(size, mask=0.0) for size in choices_of(method, experiment.context_for(()))}
+    choices = {replace(size, mask=0.0) for size in choices_of(method, experiment.context_for(()))} - set(without)
     found = {}
     for size in sorted(choices, key=lambda size: size.order):
         context = experiment.context_for((size,)).for_client()

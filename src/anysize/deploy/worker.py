@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
@@ -43,8 +43,11 @@ from anysize.errors import AnysizeError, told
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.2, 3.0, 1.25  # seconds between two questions for a message, and their growth
 
+AGAIN = (1.0, 4.0, 16.0)  # seconds until a transfer that failed is tried again
+
 log = logging.getLogger("anysize")
 
+T = TypeVar("T")
 Answer = Callable[[Message], Message]
 
 
@@ -117,7 +120,7 @@ class Node:
             if message is None:
                 time.sleep(next(waits))
                 continue
-            self._reply(answer(message))
+            self._reply(message, answer(message))
             waits = pauses()
 
     def _report_crash(self) -> None:
@@ -130,39 +133,74 @@ class Node:
             log.warning("the message that was in work cannot be read any more")
             self._unanswered.unlink()
             return
-        self._reply(Message(Error(ErrorCode.CLIENT_APP_CRASHED, "the device's process ended"), reply_to=message))
+        why = Error(ErrorCode.CLIENT_APP_CRASHED, "the device's process ended")
+        self._reply(message, Message(why, reply_to=message))
 
     def _next(self) -> Message | None:
-        """The next message; None if there is none, or if its run has ended."""
+        """The next message; None if there is none, if its run has ended, or if it cannot be fetched."""
         try:
             received = self._receive()
-            if received is None:
-                return None
-            about, tree = received  # without its content
-            self._unanswered.write_bytes(message_to_proto(about).SerializeToString())
-            run = about.metadata.run_id
-            pull, confirm = partial(self._pull, run), partial(self._confirm, run)
-            message: Message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message)
         except (Exception, RunNotRunningException) as error:
+            log.warning("the server could not be asked for a message: %s", _why(error))
+            return None
+        if received is None:
+            return None
+        about, tree = received  # without its content
+        self._unanswered.write_bytes(message_to_proto(about).SerializeToString())
+        try:
+            return tried(partial(self._fetched, about, tree))
+        except RunNotRunningException as error:
             log.warning("a message could not be fetched: %s", _why(error))
             self._unanswered.unlink(missing_ok=True)
-            return None
+        except Exception as error:  # the server gives a message once, and waits for its answer
+            self._fail(about, "could not fetch its message", error)
+        return None
+
+    def _fetched(self, about: Message, tree: Any) -> Message:
+        """The message with its content."""
+        run = about.metadata.run_id
+        pull, confirm = partial(self._pull, run), partial(self._confirm, run)
+        message: Message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message)
         message.metadata.__dict__["_message_id"] = tree.object_id  # a message that is sent does not hold its own id
         return message
 
-    def _reply(self, reply: Message) -> None:
-        """Send an answer; without its run there is nobody to take it."""
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        run = reply.metadata.run_id
+    def _reply(self, message: Message, reply: Message) -> None:
+        """Send the answer to a message, or why there is none; without its run there is nobody to take it."""
         try:
-            with no_object_id_recompute():
-                wanted, session = self._send(reply, get_object_tree(reply), 0.0)
-                push_objects(
-                    get_all_nested_objects(reply), partial(self._push, run, session), object_ids_to_push=wanted
-                )
-        except (Exception, RunNotRunningException) as error:
+            tried(partial(self._deliver, reply))
+        except RunNotRunningException as error:
             log.warning("an answer could not be delivered: %s", _why(error))
+        except Exception as error:
+            if not reply.has_error():
+                self._fail(message, "could not deliver its answer", error)
+            else:
+                log.warning("the server could not be told: %s", _why(error))
         self._unanswered.unlink(missing_ok=True)
+
+    def _deliver(self, reply: Message) -> None:
+        """Send an answer; sent again, it takes only what the server does not have yet."""
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            wanted, session = self._send(reply, get_object_tree(reply), 0.0)
+            push = partial(self._push, reply.metadata.run_id, session)
+            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=wanted)
+
+    def _fail(self, message: Message, what: str, error: Exception) -> None:
+        """Tell the server why it gets no answer to a message; not what the error says, which may name files."""
+        log.warning("this device %s: %s", what, _why(error))
+        why = Error(ErrorCode.UNKNOWN, f"{what}: {type(error).__name__}; its own log says more")
+        self._reply(message, Message(why, reply_to=message))
+
+
+def tried(transfer: Callable[[], T]) -> T:
+    """What a transfer gives; one that fails is tried again, a few times. Flower waits for a server that is away."""
+    for pause in AGAIN:
+        try:
+            return transfer()
+        except Exception as error:
+            log.warning("a transfer failed: %s; again in %g s", _why(error), pause)
+            time.sleep(pause)
+    return transfer()
 
 
 def _why(error: BaseException) -> str:

@@ -60,7 +60,7 @@ def write_bundle(
 class _Torch(Form):
     """Operations of torch, read by `anysize.runtime`."""
 
-    formats = (runtime.FORMAT, runtime.REDUCED)
+    format = runtime.FORMAT
 
     def traced(self, entry: Entry, inputs: Input, path: Path) -> tuple[Json, list[str], Tensors]:
         first = next(iter(entry.networks.values()))
@@ -68,8 +68,8 @@ class _Torch(Form):
             warnings.simplefilter("ignore")
             return traced_program(first, inputs)
 
-    def graphs(self, programs: Sequence[Json]) -> tuple[list[Json], Tensors]:
-        return list(programs), {}
+    def graphs(self, programs: Sequence[Json]) -> tuple[list[Json], bytes]:
+        return list(programs), b""
 
     def read(self, path: Path) -> Reader:
         return _Read(runtime.load(path))

@@ -8,8 +8,8 @@ those at the high end.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from anysize.elastic.axes import Axes
 from anysize.elastic.skeleton import named_tensors
 from anysize.errors import ModelError
 from anysize.experiment.signature import Signature
-from anysize.exports.formats import Exported, onnx_needs, onnx_program
+from anysize.exports.formats import Exported, onnx_needs, onnx_program, silenced, traced
 from anysize.exports.packing import PLAIN, Entry, Extras, Form, Reader, changing, write
 from anysize.inputs import Input, Inputs
+from anysize.runtime import BundleError
 from anysize.wire import Json, Tensors
 
 _INLINE = 64  # entries; a larger constant is stored with the tensors
+_FOLDED = 4_096  # entries; a larger value is computed rather than stored
 
 
 def write_onnx_bundle(
@@ -46,7 +48,7 @@ def write_onnx_bundle(
 class _Onnx(Form):
     """ONNX graphs, read by `anysize.onnx_runtime`."""
 
-    formats = ("anysize-onnx-1", "anysize-onnx-2")
+    format = "anysize-onnx-3"
 
     def traced(self, entry: Entry, inputs: Input, path: Path) -> tuple[bytes, list[str], Tensors]:
         first = next(iter(entry.networks.values()))
@@ -56,16 +58,16 @@ class _Onnx(Form):
 
             model = onnx.inliner.inline_local_functions(model)
         own = {name for name, _ in named_tensors(first)}
+        with traced("ONNX", path), silenced("onnxscript"):
+            model = _simple(model, own)
         held = {i.name: i for i in model.graph.initializer if i.name in own or np.prod(i.dims) > _INLINE}
         constants = {name: _constant(tensor) for name, tensor in held.items() if name not in own}
         names = list(held)
         mixed = changing(entry, names, constants) if entry.mixes else []
         return _bare(model, names, mixed), names, constants
 
-    def graphs(self, programs: Sequence[bytes]) -> tuple[list[Json], Tensors]:
-        packed = zlib.compress(b"".join(programs), 9)
-        listed: list[Json] = [{"bytes": len(program)} for program in programs]
-        return listed, {"graphs": torch.frombuffer(bytearray(packed), dtype=torch.uint8)}
+    def graphs(self, programs: Sequence[bytes]) -> tuple[list[Json], bytes]:
+        return [{"bytes": len(program)} for program in programs], b"".join(programs)
 
     def read(self, path: Path) -> Reader:
         return _Read(path)
@@ -74,22 +76,70 @@ class _Onnx(Form):
 class _Read(Reader):
     def __init__(self, path: Path) -> None:
         from anysize import onnx_runtime
-        from anysize.runtime import BundleError
 
-        try:
+        with _one_kind():
             self._network = onnx_runtime.load(path, threads=1)
-        except onnx_runtime.BundleError as error:
-            raise BundleError(str(error)) from None
 
     def switch(self, size: str, robustness: float | None) -> None:
-        self._network.switch(size, robustness)
+        with _one_kind():
+            self._network.switch(size, robustness)
 
     def outputs(self, x: Input) -> Tensor:
         given = {name: t.numpy() for name, t in x.items()} if isinstance(x, Inputs) else x.numpy()
-        return torch.from_numpy(self._network(given))
+        with _one_kind():
+            return torch.from_numpy(self._network(given))
 
     def latencies(self) -> Mapping[str, float]:
-        return self._network.measure()
+        with _one_kind():
+            return self._network.measure()
+
+
+@contextmanager
+def _one_kind() -> Iterator[None]:
+    """Turn an error of the device's file, which has its own, into that of `anysize.runtime`."""
+    from anysize import onnx_runtime
+
+    try:
+        yield
+    except onnx_runtime.BundleError as error:
+        raise BundleError(str(error)) from None
+
+
+def _simple(model: Any, own: Collection[str]) -> Any:
+    """The model with fewer operations, none of which was changed for the numbers of a weight.
+
+    Args:
+        model: ONNX's.
+        own: the names of the network's tensors; meanwhile each is an input, of which only the shape is known.
+    """
+    import onnxscript.optimizer
+    from onnx import helper
+
+    weights = {i.name: i for i in model.graph.initializer if i.name in own}
+    others = [i for i in model.graph.initializer if i.name not in own]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(others)
+    model.graph.input.extend(helper.make_tensor_value_info(i.name, i.data_type, i.dims) for i in weights.values())
+    made = onnxscript.optimizer.optimize(model, output_size_limit=_FOLDED)
+    inputs = [given for given in made.graph.input if given.name not in weights]
+    used = {name for node in made.graph.node for name in node.input}
+    del made.graph.input[:]
+    made.graph.input.extend(inputs)
+    made.graph.initializer.extend(weights[name] for name in weights if name in used)
+    _drop_defaults(made)
+    return made
+
+
+def _drop_defaults(model: Any) -> None:
+    """Drop every attribute that says what ONNX assumes without it."""
+    from onnx import defs
+
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    for node in model.graph.node:
+        known = defs.get_schema(node.op_type, versions[node.domain], node.domain).attributes
+        told = [given for given in node.attribute if given != known[given.name].default_value]
+        del node.attribute[:]
+        node.attribute.extend(told)
 
 
 def _constant(tensor: Any) -> Tensor:
@@ -154,7 +204,7 @@ def _outside(tensor: Any, name: str) -> Any:
     """A tensor of that shape and type whose numbers a session gets from outside."""
     from onnx import StringStringEntryProto, TensorProto
 
-    place = StringStringEntryProto(key="location", value=name)
+    place = StringStringEntryProto(key="location", value="t")  # a session does not look there
     kind = TensorProto.EXTERNAL
     return TensorProto(
         name=name, dims=tensor.dims, data_type=tensor.data_type, data_location=kind, external_data=[place]

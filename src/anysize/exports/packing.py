@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,16 +115,16 @@ class Reader(ABC):
 class Form(ABC):
     """How a bundle holds operations, and which runtime reads them."""
 
-    formats: tuple[str, str]
-    """The file's format with all weights in float32, and with some in fewer bits."""
+    format: str
+    """The file's format."""
 
     @abstractmethod
     def traced(self, entry: Entry, inputs: Input, path: Path) -> tuple[Any, list[str], Tensors]:
         """A size's program, the names of the tensors that it uses, in order, and the constants among these."""
 
     @abstractmethod
-    def graphs(self, programs: Sequence[Any]) -> tuple[list[Json], Tensors]:
-        """What the note says of the programs, and the tensors that hold them."""
+    def graphs(self, programs: Sequence[Any]) -> tuple[list[Json], bytes]:
+        """What the note says of the programs, and what follows the note."""
 
     @abstractmethod
     def read(self, path: Path) -> Reader:
@@ -155,7 +156,7 @@ def write(
                 )
             known = _metrics(entries, reader, extras.judge)
             if extras.precision != "float32":
-                packed = reduced(packed, extras.precision, form.formats[1])
+                packed = reduced(packed, extras.precision)
                 new.write_bytes(sealed(packed))
                 reader = form.read(new)
                 difference = max(_differences(entries, reader, inputs))
@@ -175,12 +176,21 @@ def write(
 
 @dataclass(frozen=True)
 class Packed:
-    """A bundle before it is written: its note, and its tensors; small ones, in their order, stand in one row later."""
+    """A bundle before it is written.
 
+    Attributes:
+        format: the file's.
+        note: what is said of the networks.
+        whole: the large tensors by name.
+        small: the others, which stand in one row later, in this order.
+        graphs: what follows the note.
+    """
+
+    format: str
     note: Json
     whole: Tensors
     small: list[Tensor]
-    graphs: Tensors
+    graphs: bytes
 
     def stating(self, key: str, known: Sequence[Sequence[Mapping[str, float]]]) -> Packed:
         """The same with the metrics of every size, which may be none, in its note."""
@@ -209,22 +219,22 @@ def sealed(packed: Packed, private: Any = None) -> bytes:
 
     The same networks and the same key give the same bytes.
     """
-    held = {**packed.whole, **packed.graphs}
+    note = json.dumps(packed.note, sort_keys=True, separators=(",", ":")).encode() + b"\n" + packed.graphs
+    held = {**packed.whole, runtime.PACKED: torch.frombuffer(bytearray(zlib.compress(note, 9)), dtype=torch.uint8)}
     if packed.small:
         held[runtime.SMALL] = torch.cat([tensor.reshape(-1) for tensor in packed.small])
     plain = safetensors.torch.save(held)
     start = 8 + int.from_bytes(plain[:8], "little")
-    note = json.loads(json.dumps(packed.note))
-    note["header"] = runtime.header_digest(json.loads(plain[8:start]))
+    seal = {"format": packed.format, "header": runtime.header_digest(json.loads(plain[8:start]))}
     if private is not None:
-        note["signature"] = runtime.UNSIGNED
-    note["sha256"] = runtime.digest(note, iter([plain[start:]]))
-    content = safetensors.torch.save(held, {runtime.NOTE: json.dumps(note, sort_keys=True, separators=(",", ":"))})
+        seal["signature"] = runtime.UNSIGNED
+    seal["sha256"] = runtime.digest(seal, iter([plain[start:]]))
+    content = safetensors.torch.save(held, {runtime.NOTE: json.dumps(seal, sort_keys=True, separators=(",", ":"))})
     if private is None:
         return content
     start = 8 + int.from_bytes(content[:8], "little")
     signature: str = private.sign(runtime.signed_message(content[:start], iter([content[start:]]))).hex()
-    mark = b'\\"signature\\":\\"'  # the note is JSON within JSON
+    mark = b'\\"signature\\":\\"'  # the seal is JSON within JSON
     before, after = content[:start].split(mark + runtime.UNSIGNED.encode())
     return before + mark + signature.encode() + after + content[start:]
 
@@ -273,7 +283,6 @@ def _packed(
         output = next(iter(entries[-1].networks.values()))(inputs)
     listed, graphs = form.graphs(programs)
     note = {
-        "format": form.formats[0],
         "about": about | {"mean": signature.mean, "std": signature.std},
         "input_shape": list(signature.input_shape),
         "output_shape": list(output.shape[1:]),
@@ -286,7 +295,7 @@ def _packed(
     }
     if signature.inputs is not None:
         note["inputs"] = [[name, list(shape), integers] for name, shape, integers in signature.inputs]
-    return Packed(note, store.whole, store.small, graphs)
+    return Packed(form.format, note, store.whole, store.small, graphs)
 
 
 def _tensors(network: nn.Module, names: Sequence[str], constants: Tensors) -> Tensors:
@@ -307,13 +316,12 @@ def _refuse_infinite(label: str, tensors: Tensors, trained: Mapping[str, object]
 # Weights in fewer bits ------------------------------------------------------------------------------
 
 
-def reduced(packed: Packed, precision: Precision, form: str) -> Packed:
+def reduced(packed: Packed, precision: Precision) -> Packed:
     """The same bundle with its larger weights in 16 or 8 bits; the rest, biases and statistics among it, stays.
 
     Args:
         packed: the bundle in float32.
         precision: "float16", or "int8": each row of a weight divided by its largest entry / 127.
-        form: the format that the new file has.
     """
     moved = {place: tensor for place, tensor in enumerate(packed.small) if _reducible(tensor)}
     stay = [place for place in range(len(packed.small)) if place not in moved]
@@ -332,10 +340,10 @@ def reduced(packed: Packed, precision: Precision, form: str) -> Packed:
         small.append(scale)
         scales[str(number)] = -len(small)
     networks = [_renumbered(entry, numbers) for entry in packed.note["networks"]]
-    note = {**packed.note, "format": form, "networks": networks, "whole": list(whole), "scales": scales}
+    note = {**packed.note, "networks": networks, "whole": list(whole), "scales": scales}
     note["small"] = [list(tensor.shape) for tensor in small]
     note["about"] = {**note["about"], "precision": precision}
-    return Packed(note, whole, small, packed.graphs)
+    return replace(packed, note=note, whole=whole, small=small)
 
 
 def _reducible(tensor: Tensor) -> bool:
