@@ -24,7 +24,10 @@ from anysize.elastic.axes import trace
 from anysize.elastic.slicing import narrow
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError
 from anysize.experiment.signature import Signature
+from anysize.exports.bundle import write_bundle
 from anysize.exports.formats import export
+from anysize.exports.onnx_bundle import write_onnx_bundle
+from anysize.exports.packing import Entry
 from anysize.inputs import Inputs
 from anysize.methods.training import Batch, Tricks
 from anysize.models import build, keyed, plain
@@ -522,6 +525,31 @@ def test_a_bundle_holds_networks_of_several_inputs(runtime: str, tmp_path: Path)
     ):
         with pytest.raises(loader.BundleError, match=words):
             network(wrong)
+
+
+@pytest.mark.parametrize("kind,runtime", fast_if(lambda *case: case == ("gpt2", "torch"), FAMILIES, ("torch", "onnx")))
+def test_a_bundle_holds_networks_of_transformers(kind: str, runtime: str, tmp_path: Path) -> None:
+    head, _, options = FAMILIES[kind]
+    torch.manual_seed(0)
+    full = getattr(transformers, f"AutoModelFor{head}").from_config(transformers.AutoConfig.for_model(kind, **options))
+    batch = {"input_ids": torch.randint(3, 24, (4, 9)), "attention_mask": torch.ones(4, 9, dtype=torch.long)}
+    batch["attention_mask"][1, -3:] = 0
+    batch |= {"decoder_input_ids": torch.randint(3, 24, (4, 5))} if head == "Seq2SeqLM" else {}
+    network = keyed(full.eval(), list(batch))
+    axes = trace(network, tuple(batch.values()))
+    networks = {label: narrow(network, axes, float(label)).eval() for label in ("0.5", "1.0")}
+    inputs = tuple((name, tuple(tensor.shape[1:]), True) for name, tensor in batch.items())
+    about = Signature((9,), True, (9,), True, 24, 24, None, None, None, inputs)
+    entries = [Entry(label, float(label), {None: one}) for label, one in networks.items()]
+    write = write_onnx_bundle if runtime == "onnx" else write_bundle
+    path = write(entries, tmp_path / "net.anysize", about, axes).path
+    loader = importlib.import_module(f"anysize.{'onnx_runtime' if runtime == 'onnx' else 'runtime'}")
+    bundle = loader.load(path)
+    given = {name: tensor.numpy() for name, tensor in batch.items()} if runtime == "onnx" else batch
+    for label, one in networks.items():
+        with torch.no_grad():
+            expected = plain(one)(**batch).logits
+        torch.testing.assert_close(torch.as_tensor(bundle.switch(label)(given)), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
