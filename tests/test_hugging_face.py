@@ -30,7 +30,7 @@ from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry
 from anysize.inputs import Inputs
 from anysize.methods.training import Batch, Tricks
-from anysize.models import build, keyed, plain
+from anysize.models import build, check_head, keyed, plain
 from anysize.models.pretrained import refitted
 from anysize.tasks import task as named_task
 from small import fast_if
@@ -617,11 +617,28 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "the data has the token 99, the network embeddings for 0 to 23; use the tokenizer",
     ),
     "a network without a head": ({"model": "headless"}, "BertModel returns no logits; use a network with a head"),
+    "a head for another task": (
+        {"task": "causal-lm"},
+        'task: "causal-lm", but BertForSequenceClassification has the head for "classification"; give task="classif',
+    ),
     "too few labels": (
         {"data": az.Data(train=({"input_ids": [[1, 9]] * 4}, [0, 1, 2, 3]))},
         "model: it has logits for 2, but the data has 4 classes",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "head,task",
+    [("MaskedLM", "masked-lm"), ("TokenClassification", "token-classification"), ("LMHeadModel", "causal-lm")],
+)
+def test_a_live_network_of_another_task_names_the_task_to_give(head: str, task: str) -> None:
+    network = (
+        bert(head).eval() if head != "LMHeadModel" else transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+    )
+    check_head(network, named_task(task))
+    with pytest.raises(ModelError, match=f'give task="{task}"'):
+        check_head(network, named_task("classification"))
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -357,6 +357,8 @@ class Setup:
         live = self._own_model()
         if live is None:
             self._refuse_missing("model")
+        else:
+            models.check_head(live, self.task)
         network = live or models.build(
             config.name,
             about.input_shape,

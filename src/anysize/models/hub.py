@@ -16,7 +16,8 @@ from torch import nn
 
 from anysize.config.packages import load
 from anysize.errors import ModelError, unknown
-from anysize.tasks import CausalLM, MaskedLM, NextToken, Seq2SeqLM, Task, TokenClassification
+from anysize.models.keyed import is_pretrained_model
+from anysize.tasks import TASKS, CausalLM, MaskedLM, NextToken, Seq2SeqLM, Task, TokenClassification
 
 _HEADS: tuple[tuple[type[Task], tuple[str, ...]], ...] = (
     (TokenClassification, ("AutoModelForTokenClassification",)),
@@ -30,6 +31,9 @@ _HEADS: tuple[tuple[type[Task], tuple[str, ...]], ...] = (
     ),
 )
 """The classes of transformers that have the head for a task; the first row that fits counts."""
+
+_WITH_HEADS = ("token-classification", "masked-lm", "causal-lm", "seq2seq-lm", "classification")
+"""The tasks that a head of transformers may be for."""
 
 
 def function(name: str) -> Callable[..., nn.Module] | None:
@@ -153,6 +157,24 @@ def logits(name: str, options: Mapping[str, Any], task: Task, folder: Path | Non
     return int(hf_config(source, task, folder, options).get_text_config().vocab_size)
 
 
+def check_head(network: nn.Module, task: Task) -> None:
+    """Refuse a network of transformers whose head is known to be that of another task.
+
+    Raises:
+        ModelError: it says which task the head is for.
+    """
+    if not is_pretrained_model(network) or type(task) not in TASKS.values() or _has_head(network, _head_names(task)):
+        return
+    fitting = [name for name in _WITH_HEADS if _has_head(network, _head_names(TASKS[name]()))]
+    if fitting:
+        asked = next(name for name, kind in TASKS.items() if kind is type(task))
+        kind, listed = type(network).__name__, " or ".join(f'"{name}"' for name in fitting)
+        raise ModelError(
+            f'task: "{asked}", but {kind} has the head for {listed}; give task={listed}, or a network of '
+            f"{' or '.join(_head_names(task))}"
+        )
+
+
 def is_type(source: str, folder: Path | None) -> bool:
     """Whether a name is a type of network in transformers, such as "bert", and no folder of the same name exists."""
     return _folder(source, folder) is None and source in load("transformers", f"model 'hf:{source}'").CONFIG_MAPPING
@@ -161,6 +183,18 @@ def is_type(source: str, folder: Path | None) -> bool:
 def _counts_labels(task: Task) -> bool:
     """Whether a head counts classes rather than tokens."""
     return not isinstance(task, NextToken) or isinstance(task, TokenClassification)
+
+
+def _head_names(task: Task) -> tuple[str, ...]:
+    """The classes of transformers whose networks have the head for a task."""
+    return next(names for kind, names in _HEADS if isinstance(task, kind))
+
+
+def _has_head(network: Any, names: Sequence[str]) -> bool:
+    """Whether one of these classes would build a network of this one's class from its configuration."""
+    library = load("transformers", "the model")
+    built = (getattr(library, name)._model_mapping.get(type(network.config), None) for name in names)
+    return any(isinstance(network, kind) for kind in built if kind is not None)
 
 
 def _folder(source: str, folder: Path | None) -> Path | None:
@@ -172,7 +206,7 @@ def _folder(source: str, folder: Path | None) -> Path | None:
 def _head(source: str, config: Any, task: Task) -> Any:
     """The class of transformers that builds the network of a configuration with the head for a task."""
     library = load("transformers", f"model 'hf:{source}'")
-    names = next(names for kind, names in _HEADS if isinstance(task, kind))
+    names = _head_names(task)
     heads = [getattr(library, name) for name in names]
     fitting = [head for head in heads if type(config) in head._model_mapping]
     if not fitting:
