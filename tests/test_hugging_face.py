@@ -19,7 +19,7 @@ from torch import nn
 import anysize as az
 from anysize.client.objectives import make_objective
 from anysize.config import packages
-from anysize.data import CollatedPart, load
+from anysize.data import CollatedPart, largest_token, load
 from anysize.elastic.axes import trace
 from anysize.elastic.slicing import narrow
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError
@@ -621,6 +621,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"task": "causal-lm"},
         'task: "causal-lm", but BertForSequenceClassification has the head for "classification"; give task="classif',
     ),
+    "a text too long": (
+        {"data": az.Data(train=({"input_ids": [[1] * 65] * 4}, [0, 1] * 2))},
+        "the longest text has 65 tokens, the network positions for 64; cut texts, in Python with tokenizer(text, trunc",
+    ),
     "too few labels": (
         {"data": az.Data(train=({"input_ids": [[1, 9]] * 4}, [0, 1, 2, 3]))},
         "model: it has logits for 2, but the data has 4 classes",
@@ -636,9 +640,9 @@ def test_a_live_network_of_another_task_names_the_task_to_give(head: str, task: 
     network = (
         bert(head).eval() if head != "LMHeadModel" else transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
     )
-    check_head(network, named_task(task))
+    check_head(network, named_task(task), ())
     with pytest.raises(ModelError, match=f'give task="{task}"'):
-        check_head(network, named_task("classification"))
+        check_head(network, named_task("classification"), ())
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -651,6 +655,47 @@ def test_bad_objects_are_refused_in_one_line(what: str) -> None:
         _ = az.Experiment(**live(**changed)).context
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_decoder_without_inputs_is_refused_and_the_collator_named() -> None:
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in encoded(16)]
+    network = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    for model, words in ((None, "needs decoder_input_ids, which the data lacks"), (network, None)):
+        data = az.Data(rows, collate=transformers.DataCollatorForSeq2Seq(tokenizer(), model=model))
+        experiment = az.Experiment(**live(data=data, model=network, task="seq2seq-lm"))
+        if words is None:
+            assert experiment.context.axes.groups
+            continue
+        with pytest.raises(ModelError, match=words) as raised:
+            _ = experiment.context
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["no padding", "a text in a column"])
+def test_a_collator_that_fails_is_named_in_one_line(what: str) -> None:
+    tokens, rows = tokenizer(), encoded(8)
+    if what == "no padding":
+        tokens.pad_token = None
+    else:
+        rows = [{**row, "text": "good film"} for row in rows]
+    part = CollatedPart(rows, transformers.DataCollatorWithPadding(tokens))
+    with pytest.raises(
+        DataError, match=r"collate cannot make a batch of samples with input_ids.*: ValueError"
+    ) as raised:
+        part.batch(torch.tensor([0, 1]))
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_of_datasets_may_be_tensors() -> None:
+    from datasets import Dataset
+
+    rows, collate = encoded(16), transformers.DataCollatorWithPadding(tokenizer())
+    made = [Dataset.from_list(rows), Dataset.from_list(rows).with_format("torch")]
+    lists, tensors = (CollatedPart(one, collate) for one in made)
+    assert (tensors.longest, largest_token(tensors)) == (lists.longest, largest_token(lists))
+    assert torch.equal(tensors.labels(), lists.labels())
+    index = torch.tensor([3, 0])
+    assert torch.equal(tensors.batch(index)[0]["input_ids"], lists.batch(index)[0]["input_ids"])
 
 
 @pytest.mark.parametrize(

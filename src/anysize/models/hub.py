@@ -157,21 +157,33 @@ def logits(name: str, options: Mapping[str, Any], task: Task, folder: Path | Non
     return int(hf_config(source, task, folder, options).get_text_config().vocab_size)
 
 
-def check_head(network: nn.Module, task: Task) -> None:
-    """Refuse a network of transformers whose head is known to be that of another task.
+def check_head(network: nn.Module, task: Task, names: Sequence[str]) -> None:
+    """Refuse a network of transformers whose head is known to be that of another task, or whose decoder gets nothing.
+
+    Args:
+        network: any module.
+        task: what is learned.
+        names: of the inputs.
 
     Raises:
-        ModelError: it says which task the head is for.
+        ModelError: it says which task the head is for, or what the data lacks.
     """
-    if not is_pretrained_model(network) or type(task) not in TASKS.values() or _has_head(network, _head_names(task)):
+    if not is_pretrained_model(network) or type(task) not in TASKS.values():
         return
-    fitting = [name for name in _WITH_HEADS if _has_head(network, _head_names(TASKS[name]()))]
-    if fitting:
-        asked = next(name for name, kind in TASKS.items() if kind is type(task))
-        kind, listed = type(network).__name__, " or ".join(f'"{name}"' for name in fitting)
+    kind = type(network).__name__
+    fits = _has_head(network, _head_names(task))
+    others = [] if fits else [name for name in _WITH_HEADS if _has_head(network, _head_names(TASKS[name]()))]
+    if others:
+        asked = next(name for name, known in TASKS.items() if known is type(task))
+        listed = " or ".join(f'"{name}"' for name in others)
         raise ModelError(
             f'task: "{asked}", but {kind} has the head for {listed}; give task={listed}, or a network of '
             f"{' or '.join(_head_names(task))}"
+        )
+    if type(task) is Seq2SeqLM and "decoder_input_ids" not in names:
+        raise ModelError(
+            f"{kind} needs decoder_input_ids, which the data lacks; the collator makes them if it has the network: "
+            "DataCollatorForSeq2Seq(tokenizer, model=network)"
         )
 
 
