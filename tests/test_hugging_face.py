@@ -23,6 +23,7 @@ from anysize.data import CollatedPart, largest_token, load
 from anysize.elastic.axes import trace
 from anysize.elastic.slicing import narrow
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError
+from anysize.experiment.inspect import inspect
 from anysize.experiment.signature import Signature
 from anysize.exports.bundle import write_bundle
 from anysize.exports.formats import export
@@ -550,6 +551,25 @@ def test_a_bundle_holds_networks_of_transformers(kind: str, runtime: str, tmp_pa
         with torch.no_grad():
             expected = plain(one)(**batch).logits
         torch.testing.assert_close(torch.as_tensor(bundle.switch(label)(given)), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", fast_if("bert".__eq__, ["bert", "gpt2", "llama", "t5"]))
+def test_inspect_says_which_methods_train_a_network_of_transformers(kind: str) -> None:
+    head, _, options = FAMILIES[kind]
+    network = getattr(transformers, f"AutoModelFor{head}").from_config(
+        transformers.AutoConfig.for_model(kind, **options)
+    )
+    rows = [{name: row[name] for name in ("input_ids", "attention_mask")} for row in encoded(16)]
+    collate: Any = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=head == "MaskedLM")
+    if head == "Seq2SeqLM":
+        rows = [{**row, "labels": row["input_ids"]} for row in rows]
+        collate = transformers.DataCollatorForSeq2Seq(tokenizer(), model=network)
+    task = {"MaskedLM": "masked-lm", "CausalLM": "causal-lm", "Seq2SeqLM": "seq2seq-lm"}[head]
+    found = inspect(az.Experiment(**live(data=az.Data(rows, collate=collate), model=network, task=task)))
+    refused = {row["name"]: row["why"] for row in found["methods"] if not row["can"]}
+    assert "oat" in refused
+    assert {"fedavg", "heterofl", "fjord", "splitmix", "ladder", "lora"}.isdisjoint(refused), refused
+    assert not any("Error" in why for why in refused.values()), refused
 
 
 @pytest.mark.slow
