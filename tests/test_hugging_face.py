@@ -31,7 +31,7 @@ from anysize.exports.onnx_bundle import write_onnx_bundle
 from anysize.exports.packing import Entry
 from anysize.inputs import Inputs
 from anysize.methods.training import Batch, Tricks
-from anysize.models import build, check_head, keyed, plain
+from anysize.models import build, check_head, keyed, learned, plain
 from anysize.models.pretrained import refitted
 from anysize.tasks import task as named_task
 from small import fast_if
@@ -285,6 +285,23 @@ def test_a_folder_starts_training_from_its_weights(folder: Path, tmp_path: Path)
     assert experiment._starts_learned
     found = dict(experiment.model.named_parameters())
     assert all(torch.equal(found[f"network.{name}"], value) for name, value in network.named_parameters())
+
+
+def test_a_configuration_alone_gives_random_weights_of_the_seed(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    bert().config.save_pretrained(tmp_path / "bare")
+    weights = []
+    for name in ("bare", "bare/config.json"):
+        network = build(f"hf:{tmp_path / name}", (8,), 2, seed=3)
+        weights.append(network.classifier.weight)
+        assert not learned(f"hf:{tmp_path / name}", {}, None)
+    assert torch.equal(*weights)
+    assert learned(f"hf:{saved(tmp_path / 'whole')}", {}, None)
+
+
+def saved(folder: Path) -> Path:
+    bert().save_pretrained(folder)
+    return folder
 
 
 def test_texts_become_padded_tokens_with_their_class_and_group(folder: Path) -> None:
@@ -551,6 +568,39 @@ def test_a_bundle_holds_networks_of_transformers(kind: str, runtime: str, tmp_pa
         with torch.no_grad():
             expected = plain(one)(**batch).logits
         torch.testing.assert_close(torch.as_tensor(bundle.switch(label)(given)), expected, atol=1e-4, rtol=1e-4)
+
+
+BUNDLED = ("classification", "causal-lm", "seq2seq-lm")
+
+
+@pytest.mark.parametrize(
+    "task,runtime", fast_if(lambda *case: case == ("causal-lm", "torch"), BUNDLED, ("torch", "onnx"))
+)
+def test_a_bundle_states_the_metrics_of_test_texts_shorter_than_those_for_training(
+    task: str, runtime: str, tmp_path: Path
+) -> None:
+    rows = encoded(40)
+    rows.sort(key=lambda row: -len(row["input_ids"]))
+    assert len(rows[-8]["input_ids"]) < len(rows[0]["input_ids"])
+    collate: Any = transformers.DataCollatorWithPadding(tokenizer())
+    network: Any = bert()
+    if task == "causal-lm":
+        network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+        collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+        rows = [{name: row[name] for name in ("input_ids", "attention_mask")} for row in rows]
+    if task == "seq2seq-lm":
+        network = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+        collate = transformers.DataCollatorForSeq2Seq(tokenizer(), model=network)
+        rows = [
+            {"input_ids": r["input_ids"], "attention_mask": r["attention_mask"], "labels": r["input_ids"]} for r in rows
+        ]
+    data = az.Data(rows[:-8], rows[-8:], collate=collate)
+    run = az.Experiment(**live(data=data, model=network, task=task)).run(tmp_path / "run", progress=False)
+    path = run.bundle(tmp_path / "net.anysize", runtime=runtime).path
+    stated = importlib.import_module(f"anysize.{'onnx_runtime' if runtime == 'onnx' else 'runtime'}").load(path).choices
+    for choice in stated:
+        assert choice.metrics == pytest.approx(run.evaluate(choice.size)[choice.size], rel=1e-4)
+    assert len(stated) == 2
 
 
 @pytest.mark.parametrize("kind", fast_if("bert".__eq__, ["bert", "gpt2", "llama", "t5"]))

@@ -1,7 +1,7 @@
 """Networks of other packages by name: "hf:..." (transformers), "timm:..." and "torchvision:...".
 
-What follows "hf:" is a folder that `save_pretrained` wrote, a type of network such as "bert", whose configuration the
-options give, or a name on the Hugging Face hub.
+What follows "hf:" is a folder that `save_pretrained` wrote, a configuration (a folder without weights, or its .json
+file), a type of network such as "bert", whose configuration the options give, or a name on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def hf(
     """A network of transformers with the head that the task needs.
 
     Args:
-        source: a folder, a type of network, or a name on the hub.
+        source: a folder, a .json file, a type of network, or a name on the hub.
         input_shape: of one sample.
         classes: how many classes there are.
         task: what is learned; it says which head.
@@ -68,7 +68,7 @@ def hf(
         if key not in options and hasattr(config, key) and is_type(source, folder):
             setattr(config, key, value)
     head = _head(source, config, task)
-    if bare or is_type(source, folder):
+    if bare or _is_blank(source, folder):
         network: nn.Module = head.from_config(config, dtype=torch.float32)
         return network
     place = _folder(source, folder) or source
@@ -143,7 +143,7 @@ def learned(name: str, options: Mapping[str, Any], folder: Path | None) -> bool:
     """Whether the network of that name comes with weights that were learned."""
     package, _, source = name.partition(":")
     if package == "hf":
-        return not is_type(source, folder)
+        return not _is_blank(source, folder)
     return package in _MAKERS and bool(options.get("pretrained") or options.get("weights"))
 
 
@@ -209,10 +209,19 @@ def _has_head(network: Any, names: Sequence[str]) -> bool:
     return any(isinstance(network, kind) for kind in built if kind is not None)
 
 
+def _is_blank(source: str, folder: Path | None) -> bool:
+    """Whether a name gives a configuration alone: a type of network, a .json file, or a folder without weights."""
+    place = _folder(source, folder)
+    if place is None:
+        return is_type(source, folder)
+    return place.is_file() or not [*place.glob("*.safetensors"), *place.glob("pytorch_model*.bin")]
+
+
 def _folder(source: str, folder: Path | None) -> Path | None:
-    """The folder of that name, seen from the experiment file or from here; None if there is none."""
+    """The folder or .json file of that name, seen from the experiment file or from here; None if there is none."""
     places = [(folder or Path()) / source, Path(source)]
-    return next((place for place in places if (place / "config.json").is_file()), None)
+    is_file = source.endswith(".json")
+    return next((place for place in places if (place if is_file else place / "config.json").is_file()), None)
 
 
 def _head(source: str, config: Any, task: Task) -> Any:
