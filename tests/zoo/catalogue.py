@@ -11,11 +11,16 @@ REFUSED = {
     "segmentation/PSPNet-resnet18": "it is built with two stages that its forward leaves out",
     "transformers/wavlm": "eight outputs are viewed as two times four, both written as numbers",
     "monai/FlexibleUNet": "a shortcut adds as many zeros as two numbers of the constructor say",
+    "timm/convit_tiny": "its forward puts a table of positions of another shape in the place of a buffer",
+    "transformers/wav2vec2-conformer": "its forward puts a table of positions in the place of a buffer",
 }
 """The networks that are refused, and why."""
 
+STUCK = ("timm/convit_tiny", "transformers/wav2vec2-conformer")
+"""Those of them whose error advises nothing that helps."""
+
 ORDERED = {
     "transformers/pegasus_x": "its positions are waves computed in the forward, each channel's frequency by its number",
-    "transformers/reformer": "random rotations of the channels, drawn in every forward, choose what attends to what",
+    "pytorchcv/scnet50": "its answers, of 26,000 with random weights, move by 36 if the image moves by a millionth",
 }
-"""The networks whose units must stay in their order, and why."""
+"""The networks that answer otherwise with their units in another order, and why."""

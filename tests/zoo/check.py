@@ -4,7 +4,7 @@ Two oracles know nothing of the tracer. A group narrowed alone gives what the fu
 silenced, unless something normalises over them or takes a size of theirs as a factor. And the full network gives the
 same answer with the units of its groups in another order, unless an order is built into it (rotary pairs, waves of
 positions, norms over groups of channels, what random rotations make of channels). A network that draws random numbers,
-as Reformer does, draws the same in every call.
+as Reformer does, draws the same in every call. `catalogue.ORDERED` says why the others answer otherwise.
 """
 
 from __future__ import annotations
