@@ -275,6 +275,25 @@ class Unused(nn.Module):
         return self.last(self.first(x))
 
 
+class Centred(nn.Module):
+    """Reads the middle of a table of positions, as relative positions are: a longer text reads more of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions, self.head = nn.Embedding(9, 4), nn.Parameter(torch.rand(1, 21, 4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = self.positions.size(1) // 2
+        return self.head(self.embed(x) + self.positions[:, middle : middle + x.shape[1]])
+
+
+def test_positions_that_a_short_text_leaves_unread_stay_for_longer_ones() -> None:
+    network = Centred()
+    axes = trace(network, torch.zeros(2, 3, dtype=torch.long))
+    assert sizes(axes) == {"embed": 4}
+    assert narrow(network, axes, 0.5)(torch.zeros(1, 11, dtype=torch.long)).shape == (1, 11, 3)
+
+
 def test_a_network_that_hardly_shrinks_is_refused_until_what_stays_is_named_or_left_out() -> None:
     network, x = Unused(), torch.zeros(2, 4)
     advice = (

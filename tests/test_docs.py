@@ -172,9 +172,11 @@ def test_hugging_face_page_trains_from_a_file_and_from_live_objects(
     monkeypatch.chdir(tmp_path)
     run = az.run("reviews.toml", overrides=["rounds=1"], out=tmp_path / "file")
     assert run.customize(0.5).config.hidden_size == 16
-    (live,) = blocks(page, "python")
-    made = run_block(live)
-    assert capsys.readouterr().out.split()[0] == "16"
+    live, device = blocks(page, "python")
+    made = run_block(f"{live}\n{device}")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split()[0] == "16"
+    assert printed[-1] in ("['0']", "['1']")
     assert made["small"].num_parameters() < made["experiment"].model.network.num_parameters() / 2
 
 

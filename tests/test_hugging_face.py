@@ -19,15 +19,19 @@ from torch import nn
 import anysize as az
 from anysize.client.objectives import make_objective
 from anysize.config import packages
-from anysize.data import CollatedPart, load
+from anysize.data import CollatedPart, largest_token, load
 from anysize.elastic.axes import trace
 from anysize.elastic.slicing import narrow
 from anysize.errors import AnysizeError, ConfigError, DataError, ModelError
+from anysize.experiment.inspect import inspect
 from anysize.experiment.signature import Signature
+from anysize.exports.bundle import write_bundle
 from anysize.exports.formats import export
+from anysize.exports.onnx_bundle import write_onnx_bundle
+from anysize.exports.packing import Entry
 from anysize.inputs import Inputs
 from anysize.methods.training import Batch, Tricks
-from anysize.models import build, keyed, plain
+from anysize.models import build, check_head, keyed, learned, plain
 from anysize.models.pretrained import refitted
 from anysize.tasks import task as named_task
 from small import fast_if
@@ -283,6 +287,23 @@ def test_a_folder_starts_training_from_its_weights(folder: Path, tmp_path: Path)
     assert all(torch.equal(found[f"network.{name}"], value) for name, value in network.named_parameters())
 
 
+def test_a_configuration_alone_gives_random_weights_of_the_seed(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    bert().config.save_pretrained(tmp_path / "bare")
+    weights = []
+    for name in ("bare", "bare/config.json"):
+        network = build(f"hf:{tmp_path / name}", (8,), 2, seed=3)
+        weights.append(network.classifier.weight)
+        assert not learned(f"hf:{tmp_path / name}", {}, None)
+    assert torch.equal(*weights)
+    assert learned(f"hf:{saved(tmp_path / 'whole')}", {}, None)
+
+
+def saved(folder: Path) -> Path:
+    bert().save_pretrained(folder)
+    return folder
+
+
 def test_texts_become_padded_tokens_with_their_class_and_group(folder: Path) -> None:
     options = {"text": "text", "label": "label", "group": "writer", "tokenizer": "words", "length": 6}
     data = load("hf:reviews", options, folder)
@@ -524,6 +545,83 @@ def test_a_bundle_holds_networks_of_several_inputs(runtime: str, tmp_path: Path)
             network(wrong)
 
 
+@pytest.mark.parametrize("kind,runtime", fast_if(lambda *case: case == ("gpt2", "torch"), FAMILIES, ("torch", "onnx")))
+def test_a_bundle_holds_networks_of_transformers(kind: str, runtime: str, tmp_path: Path) -> None:
+    head, _, options = FAMILIES[kind]
+    torch.manual_seed(0)
+    full = getattr(transformers, f"AutoModelFor{head}").from_config(transformers.AutoConfig.for_model(kind, **options))
+    batch = {"input_ids": torch.randint(3, 24, (4, 9)), "attention_mask": torch.ones(4, 9, dtype=torch.long)}
+    batch["attention_mask"][1, -3:] = 0
+    batch |= {"decoder_input_ids": torch.randint(3, 24, (4, 5))} if head == "Seq2SeqLM" else {}
+    network = keyed(full.eval(), list(batch))
+    axes = trace(network, tuple(batch.values()))
+    networks = {label: narrow(network, axes, float(label)).eval() for label in ("0.5", "1.0")}
+    inputs = tuple((name, tuple(tensor.shape[1:]), True) for name, tensor in batch.items())
+    about = Signature((9,), True, (9,), True, 24, 24, None, None, None, inputs)
+    entries = [Entry(label, float(label), {None: one}) for label, one in networks.items()]
+    write = write_onnx_bundle if runtime == "onnx" else write_bundle
+    path = write(entries, tmp_path / "net.anysize", about, axes).path
+    loader = importlib.import_module(f"anysize.{'onnx_runtime' if runtime == 'onnx' else 'runtime'}")
+    bundle = loader.load(path)
+    given = {name: tensor.numpy() for name, tensor in batch.items()} if runtime == "onnx" else batch
+    for label, one in networks.items():
+        with torch.no_grad():
+            expected = plain(one)(**batch).logits
+        torch.testing.assert_close(torch.as_tensor(bundle.switch(label)(given)), expected, atol=1e-4, rtol=1e-4)
+
+
+BUNDLED = ("classification", "causal-lm", "seq2seq-lm")
+
+
+@pytest.mark.parametrize(
+    "task,runtime", fast_if(lambda *case: case == ("causal-lm", "torch"), BUNDLED, ("torch", "onnx"))
+)
+def test_a_bundle_states_the_metrics_of_test_texts_shorter_than_those_for_training(
+    task: str, runtime: str, tmp_path: Path
+) -> None:
+    rows = encoded(40)
+    rows.sort(key=lambda row: -len(row["input_ids"]))
+    assert len(rows[-8]["input_ids"]) < len(rows[0]["input_ids"])
+    collate: Any = transformers.DataCollatorWithPadding(tokenizer())
+    network: Any = bert()
+    if task == "causal-lm":
+        network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+        collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+        rows = [{name: row[name] for name in ("input_ids", "attention_mask")} for row in rows]
+    if task == "seq2seq-lm":
+        network = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+        collate = transformers.DataCollatorForSeq2Seq(tokenizer(), model=network)
+        rows = [
+            {"input_ids": r["input_ids"], "attention_mask": r["attention_mask"], "labels": r["input_ids"]} for r in rows
+        ]
+    data = az.Data(rows[:-8], rows[-8:], collate=collate)
+    run = az.Experiment(**live(data=data, model=network, task=task)).run(tmp_path / "run", progress=False)
+    path = run.bundle(tmp_path / "net.anysize", runtime=runtime).path
+    stated = importlib.import_module(f"anysize.{'onnx_runtime' if runtime == 'onnx' else 'runtime'}").load(path).choices
+    for choice in stated:
+        assert choice.metrics == pytest.approx(run.evaluate(choice.size)[choice.size], rel=1e-4)
+    assert len(stated) == 2
+
+
+@pytest.mark.parametrize("kind", fast_if("bert".__eq__, ["bert", "gpt2", "llama", "t5"]))
+def test_inspect_says_which_methods_train_a_network_of_transformers(kind: str) -> None:
+    head, _, options = FAMILIES[kind]
+    network = getattr(transformers, f"AutoModelFor{head}").from_config(
+        transformers.AutoConfig.for_model(kind, **options)
+    )
+    rows = [{name: row[name] for name in ("input_ids", "attention_mask")} for row in encoded(16)]
+    collate: Any = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=head == "MaskedLM")
+    if head == "Seq2SeqLM":
+        rows = [{**row, "labels": row["input_ids"]} for row in rows]
+        collate = transformers.DataCollatorForSeq2Seq(tokenizer(), model=network)
+    task = {"MaskedLM": "masked-lm", "CausalLM": "causal-lm", "Seq2SeqLM": "seq2seq-lm"}[head]
+    found = inspect(az.Experiment(**live(data=az.Data(rows, collate=collate), model=network, task=task)))
+    refused = {row["name"]: row["why"] for row in found["methods"] if not row["can"]}
+    assert "oat" in refused
+    assert {"fedavg", "heterofl", "fjord", "splitmix", "ladder", "lora"}.isdisjoint(refused), refused
+    assert not any("Error" in why for why in refused.values()), refused
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "distilbert"])
 def test_texts_of_a_file_in_onnx_may_have_any_length(kind: str, tmp_path: Path) -> None:
@@ -589,11 +687,32 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "the data has the token 99, the network embeddings for 0 to 23; use the tokenizer",
     ),
     "a network without a head": ({"model": "headless"}, "BertModel returns no logits; use a network with a head"),
+    "a head for another task": (
+        {"task": "causal-lm"},
+        'task: "causal-lm", but BertForSequenceClassification has the head for "classification"; give task="classif',
+    ),
+    "a text too long": (
+        {"data": az.Data(train=({"input_ids": [[1] * 65] * 4}, [0, 1] * 2))},
+        "the longest text has 65 tokens, the network positions for 64; cut texts, in Python with tokenizer(text, trunc",
+    ),
     "too few labels": (
         {"data": az.Data(train=({"input_ids": [[1, 9]] * 4}, [0, 1, 2, 3]))},
         "model: it has logits for 2, but the data has 4 classes",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "head,task",
+    [("MaskedLM", "masked-lm"), ("TokenClassification", "token-classification"), ("LMHeadModel", "causal-lm")],
+)
+def test_a_live_network_of_another_task_names_the_task_to_give(head: str, task: str) -> None:
+    network = (
+        bert(head).eval() if head != "LMHeadModel" else transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+    )
+    check_head(network, named_task(task), ())
+    with pytest.raises(ModelError, match=f'give task="{task}"'):
+        check_head(network, named_task("classification"), ())
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -606,6 +725,47 @@ def test_bad_objects_are_refused_in_one_line(what: str) -> None:
         _ = az.Experiment(**live(**changed)).context
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_decoder_without_inputs_is_refused_and_the_collator_named() -> None:
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in encoded(16)]
+    network = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    for model, words in ((None, "needs decoder_input_ids, which the data lacks"), (network, None)):
+        data = az.Data(rows, collate=transformers.DataCollatorForSeq2Seq(tokenizer(), model=model))
+        experiment = az.Experiment(**live(data=data, model=network, task="seq2seq-lm"))
+        if words is None:
+            assert experiment.context.axes.groups
+            continue
+        with pytest.raises(ModelError, match=words) as raised:
+            _ = experiment.context
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["no padding", "a text in a column"])
+def test_a_collator_that_fails_is_named_in_one_line(what: str) -> None:
+    tokens, rows = tokenizer(), encoded(8)
+    if what == "no padding":
+        tokens.pad_token = None
+    else:
+        rows = [{**row, "text": "good film"} for row in rows]
+    part = CollatedPart(rows, transformers.DataCollatorWithPadding(tokens))
+    with pytest.raises(
+        DataError, match=r"collate cannot make a batch of samples with input_ids.*: ValueError"
+    ) as raised:
+        part.batch(torch.tensor([0, 1]))
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_of_datasets_may_be_tensors() -> None:
+    from datasets import Dataset
+
+    rows, collate = encoded(16), transformers.DataCollatorWithPadding(tokenizer())
+    made = [Dataset.from_list(rows), Dataset.from_list(rows).with_format("torch")]
+    lists, tensors = (CollatedPart(one, collate) for one in made)
+    assert (tensors.longest, largest_token(tensors)) == (lists.longest, largest_token(lists))
+    assert torch.equal(tensors.labels(), lists.labels())
+    index = torch.tensor([3, 0])
+    assert torch.equal(tensors.batch(index)[0]["input_ids"], lists.batch(index)[0]["input_ids"])
 
 
 @pytest.mark.parametrize(

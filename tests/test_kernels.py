@@ -270,3 +270,27 @@ def test_names_go_there_and_back_and_strange_ones_are_refused() -> None:
     assert sides(named(left, right, rest)) == {"left": left, "right": right, "network": rest}
     with pytest.raises(MethodError, match=r"'middle\.a'; allowed: names that begin with left"):
         sides({"middle.a": torch.ones(1)})
+
+
+class Asking(nn.Module):
+    """A network whose own code asks for a layer's weight, as T5's does for its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 10), nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x)).to(self.second.weight.dtype)
+        return self.second(hidden) + self.first.weight.mean()
+
+
+def test_code_that_asks_a_factorised_layer_for_its_weight_gets_the_product() -> None:
+    torch.manual_seed(0)
+    network, x = Asking(), torch.rand(3, 12)
+    weights = {name: principal_kernels(network.get_parameter(name)) for name in ("first.weight", "second.weight")}
+    factorised = Factorised(
+        network,
+        {name: kernels.left for name, kernels in weights.items()},
+        {name: kernels.right for name, kernels in weights.items()},
+    )
+    torch.testing.assert_close(factorised(x), network(x))

@@ -45,36 +45,37 @@ _MOST_BYTES = 1 << 30  # limit on one intermediate value, per sample
 
 # Pure functions of their arguments: none draws random numbers, writes to its inputs, or reads outside its tensors.
 _ALLOWED = """
-_native_batch_norm_legit_no_training.default _softmax.default _log_softmax.default _to_copy.default
-_unsafe_view.default abs.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
-_adaptive_avg_pool2d.default _adaptive_avg_pool3d.default adaptive_max_pool1d.default adaptive_max_pool2d.default
-add.Scalar add.Tensor addmm.default alias.default amax.default amin.default arange.default arange.start
-arange.start_step argmax.default argmin.default avg_pool1d.default avg_pool2d.default avg_pool3d.default
-baddbmm.default batch_norm.default bmm.default cat.default ceil.default chunk.default clamp.default clamp_max.default
-clamp_min.default clone.default concat.default constant_pad_nd.default contiguous.default conv1d.default
-conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding conv_transpose1d.default
-conv_transpose2d.input conv_transpose3d.input convolution.default cos.default cumsum.default detach.default div.Scalar
-div.Tensor div.Tensor_mode dropout.default einsum.default elu.default embedding.default eq.Scalar eq.Tensor
-erf.default exp.default expand.default expand_as.default expm1.default flatten.using_ints flip.default floor.default
-floor_divide.default full.default full_like.default gather.default ge.Scalar ge.Tensor gelu.default glu.default
-group_norm.default gru.input gt.Scalar gt.Tensor hardsigmoid.default hardswish.default hardtanh.default index.Tensor
-index_select.default instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default
-lift_fresh_copy.default linalg_vector_norm.default linear.default log.default log_softmax.int log_sigmoid.default
-_trilinear.default logical_and.default
-logical_not.default logical_or.default logsumexp.default lstm.input lt.Scalar lt.Tensor masked_fill.Scalar
-matmul.default max.dim max_pool1d.default max_pool2d.default max_pool2d_with_indices.default max_pool3d.default
-maximum.default mean.default mean.dim min.dim minimum.default mish.default mm.default mul.Scalar mul.Tensor narrow.int
-native_group_norm.default native_layer_norm.default ne.Scalar ne.Tensor neg.default new_zeros.default new_ones.default
-new_full.default ones.default ones_like.default pad.default permute.default pixel_shuffle.default
-pixel_unshuffle.default pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prelu.default prod.dim_int reciprocal.default
-relu.default relu6.default repeat.default repeat_interleave.self_int reshape.default rms_norm.default rnn_relu.input
-rnn_tanh.input roll.default round.default rsqrt.default rsub.Scalar scalar_tensor.default
-scaled_dot_product_attention.default select.int selu.default sigmoid.default sign.default silu.default sin.default
-slice.Tensor softmax.int softplus.default split.Tensor split_with_sizes.default sqrt.default square.default
-squeeze.default squeeze.dim squeeze.dims stack.default std.correction sub.Scalar sub.Tensor sum.default
-sum.dim_IntList t.default tanh.default tile.default to.dtype transpose.int tril.default triu.default unbind.int
-unflatten.int unsqueeze.default upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var_mean.correction
-view.default where.ScalarOther where.ScalarSelf where.self zeros.default zeros_like.default
+__and__.Tensor __or__.Tensor _native_batch_norm_legit_no_training.default _softmax.default _log_softmax.default
+_to_copy.default _unsafe_view.default abs.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default
+adaptive_avg_pool3d.default _adaptive_avg_pool2d.default _adaptive_avg_pool3d.default adaptive_max_pool1d.default
+adaptive_max_pool2d.default add.Scalar add.Tensor addmm.default alias.default amax.default amin.default any.dim
+arange.default arange.start arange.start_step argmax.default argmin.default avg_pool1d.default avg_pool2d.default
+avg_pool3d.default baddbmm.default batch_norm.default bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor
+bmm.default cat.default ceil.default chunk.default clamp.default clamp_max.default clamp_min.default clone.default
+concat.default constant_pad_nd.default contiguous.default conv1d.default conv1d.padding conv2d.default conv2d.padding
+conv3d.default conv3d.padding conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input
+convolution.default cos.default cumsum.default detach.default div.Scalar div.Tensor div.Tensor_mode dropout.default
+einsum.default elu.default embedding.default eq.Scalar eq.Tensor erf.default exp.default expand.default
+expand_as.default expm1.default flatten.using_ints flip.default floor.default floor_divide.default full.default
+full_like.default gather.default ge.Scalar ge.Tensor gelu.default glu.default group_norm.default gru.input gt.Scalar
+gt.Tensor hardsigmoid.default hardswish.default hardtanh.default index.Tensor index_select.default
+instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default lift_fresh_copy.default
+linalg_vector_norm.default linear.default log.default log_softmax.int log_sigmoid.default _trilinear.default
+logical_and.default logical_not.default logical_or.default logsumexp.default lstm.input lt.Scalar lt.Tensor
+masked_fill.Scalar matmul.default max.dim max.other max_pool1d.default max_pool2d.default
+max_pool2d_with_indices.default max_pool3d.default maximum.default mean.default mean.dim min.dim min.other
+minimum.default mish.default mm.default mul.Scalar mul.Tensor narrow.int native_group_norm.default
+native_layer_norm.default ne.Scalar ne.Tensor neg.default new_zeros.default new_ones.default new_full.default
+ones.default ones_like.default pad.default permute.default pixel_shuffle.default pixel_unshuffle.default pow.Scalar
+pow.Tensor_Scalar pow.Tensor_Tensor prelu.default prod.dim_int reciprocal.default relu.default relu6.default
+repeat.default repeat_interleave.self_int reshape.default rms_norm.default rnn_relu.input rnn_tanh.input roll.default
+round.default rsqrt.default rsub.Scalar scalar_tensor.default scaled_dot_product_attention.default select.int
+selu.default sigmoid.default sign.default silu.default sin.default slice.Tensor softmax.int softplus.default
+split.Tensor split_with_sizes.default sqrt.default square.default squeeze.default squeeze.dim squeeze.dims
+stack.default std.correction sub.Scalar sub.Tensor sum.default sum.dim_IntList t.default tanh.default tile.default
+to.dtype transpose.int tril.default triu.default type_as.default unbind.int unflatten.int unsqueeze.default
+upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var_mean.correction view.default where.ScalarOther
+where.ScalarSelf where.self zeros.default zeros_like.default
 """
 _OPERATIONS = frozenset(f"aten.{name}" for name in _ALLOWED.split())
 # Functions of numbers: the batch size and what is computed from it.

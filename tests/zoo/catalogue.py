@@ -6,14 +6,22 @@ from zoo import language, others, vision
 
 ENTRIES = {entry.name: entry for entry in (*language.ENTRIES, *vision.ENTRIES, *others.ENTRIES)}
 
-WAYS_OUT = {
-    # 256 channels become 32,896 products of two, which the head reads one by one
-    "pytorchcv/isqrtcovresnet18": ("output",),
-    # the network is built with two stages that its forward leaves out
-    "segmentation/PSPNet-resnet18": ("encoder.layer4.0.conv2", "encoder.layer4.1.conv1"),
-    # eight outputs are viewed as two times four, both written as numbers
-    "transformers/wavlm": ("gru_rel_pos_linear",),
-    # a shortcut adds as many zeros as two numbers of the constructor say
-    "monai/FlexibleUNet": ("encoder.layer2", "encoder.layer3", "encoder.layer4"),
+REFUSED = {
+    "pytorchcv/isqrtcovresnet18": "its 256 channels become 32,896 products of two, which the head reads one by one",
+    "segmentation/PSPNet-resnet18": "it is built with two stages that its forward leaves out",
+    "transformers/wavlm": "eight outputs are viewed as two times four, both written as numbers",
+    "monai/FlexibleUNet": "a shortcut adds as many zeros as two numbers of the constructor say",
+    "timm/convit_tiny": "its forward puts a table of positions of another shape in the place of a buffer",
+    "transformers/wav2vec2-conformer": "its forward puts a table of positions in the place of a buffer",
+    "x-transformers/alibi": "its forward puts a table of distances in the place of a buffer that was empty",
 }
-"""What each error says to keep whole; then the rest narrows, runs and trains."""
+"""The networks that are refused, and why."""
+
+STUCK = ("timm/convit_tiny", "transformers/wav2vec2-conformer", "x-transformers/alibi")
+"""Those of them whose error advises nothing that helps: their forward gives a buffer another tensor."""
+
+ORDERED = {
+    "transformers/pegasus_x": "its positions are waves computed in the forward, each channel's frequency by its number",
+    "pytorchcv/scnet50": "its answers, of 26,000 with random weights, move by 36 if the image moves by a millionth",
+}
+"""The networks that answer otherwise with their units in another order, and why."""

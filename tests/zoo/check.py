@@ -4,12 +4,13 @@ Two oracles know nothing of the tracer. A group narrowed alone gives what the fu
 silenced, unless something normalises over them or takes a size of theirs as a factor. And the full network gives the
 same answer with the units of its groups in another order, unless an order is built into it (rotary pairs, waves of
 positions, norms over groups of channels, what random rotations make of channels). A network that draws random numbers,
-as Reformer does, draws the same in every call.
+as Reformer does, draws the same in every call. `catalogue.ORDERED` says why the others answer otherwise.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 import anysize as az
 from anysize.config.packages import load_torchvision
 from anysize.elastic.axes import Group
+from anysize.errors import ModelError
 from zoo.entries import Entry
 
 WIDTHS = (0.5, 0.25)
@@ -43,7 +45,7 @@ class Finding:
         moved: how many groups were tried in another order: all at once or, if that differs, a few alone.
         trace_s: the time of the trace.
         error: why it failed; empty if it did not.
-        keep: what the error says to keep whole, with which the network then narrows, runs and trains.
+        keep: what the errors say to keep whole, with which the network then narrows, runs and trains.
     """
 
     name: str
@@ -215,9 +217,31 @@ def narrowed(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes) -> t
     return tuple(counts)
 
 
-def way_out(entry: Entry, keep: Sequence[str]) -> tuple[int, ...]:
-    """The parameters at each width with these layers kept whole, as the error of a refused network advises."""
+def way_out(entry: Entry) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What the errors of a refused network say to keep whole, taken at their word one after another, and the
+    parameters at each width with it.
+    """
     network, inputs = built(entry)
-    counts = narrowed(network, inputs, az.trace(network, inputs, keep=keep))
-    assert counts[0] > counts[1] > counts[2], f"{counts} parameters"
-    return counts
+    keep: tuple[str, ...] = ()
+    while True:
+        try:
+            counts = narrowed(network, inputs, az.trace(network, inputs, keep=keep))
+        except ModelError as error:
+            more = advised(str(error))
+            if set(more) <= set(keep):
+                raise
+            keep = (*keep, *more)
+            continue
+        assert counts[0] > counts[1] > counts[2], f"{counts} parameters"
+        return keep, counts
+
+
+def advised(error: str) -> tuple[str, ...]:
+    """The layers that an error says to keep whole: those that it lists, or the one where it happened.
+
+    >>> advised("... as in keep=['head', 'stem']"), advised("... at stem.0 (net.py:3): ... with keep=[...]")
+    (('head', 'stem'), ('stem.0',))
+    """
+    listed = re.search(r"keep=\[('[^\]]*')\]", error)
+    place = re.search(r" at ([\w.]+) \(", error)
+    return tuple(re.findall(r"'([^']+)'", listed[1])) if listed else (place[1],) if place else ()

@@ -6,6 +6,7 @@ table that was cut off goes on where it was.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import re
@@ -16,7 +17,7 @@ import warnings
 from pathlib import Path
 
 from anysize.errors import ModelError
-from zoo.catalogue import ENTRIES, WAYS_OUT
+from zoo.catalogue import ENTRIES
 from zoo.check import Finding, check, way_out
 from zoo.entries import Entry
 
@@ -50,9 +51,8 @@ def examined(entry: Entry) -> Finding:
     except Exception as error:
         kind = "" if isinstance(error, ModelError) else f"{type(error).__name__} at {place(error)}: "
         found = Finding(entry.name, error=kind + re.sub(r"/[^ ]*/site-packages/", "", str(error)))
-    if entry.name in WAYS_OUT:
-        found.keep = WAYS_OUT[entry.name]
-        found.parameters = way_out(entry, found.keep)
+    with contextlib.suppress(Exception):
+        found.keep, found.parameters = way_out(entry)
     return found
 
 

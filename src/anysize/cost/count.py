@@ -25,9 +25,10 @@ from anysize.cost.shapes import Remembered
 from anysize.elastic.fast import fast, layout
 from anysize.elastic.norm import attach, collect, norm_tensors
 from anysize.elastic.skeleton import hollow, named_tensors
+from anysize.elastic.tracing import values
 from anysize.elastic.tracing.forward import unread_masks, without_data
 from anysize.elastic.tracing.values import KnownValues, MetaDevice
-from anysize.inputs import Inputs, mapped
+from anysize.inputs import mapped
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Masked, offered_sizes
 from anysize.methods.context import Context
@@ -109,15 +110,20 @@ def tried(context: Context, method: Method[Any], state: Any, size: Size, example
     """
     message = _received(context, method, state, size, example)
     module = layout(method.build(context, message))
-    # A mask of zeros would hide all there is, so named inputs are ones.
-    x = mapped(example.x, lambda one: torch.full((2, *one.shape[1:]), isinstance(example.x, Inputs), dtype=one.dtype))
+    x = mapped(example.x, _two_blank)
     batch = Batch(x, torch.zeros(2, *example.y.shape[1:], dtype=example.y.dtype))
     once = replace(context, tricks=replace(context.tricks, attack_steps=1))
     loss = client_loss(once, method, module.train(), choices=lambda count: 0)
     loss(batch, 0).backward()  # type: ignore[no-untyped-call]
     method.pack(module, message)
     network = hollow(method.customize(context, state, trained(method, context, size)), constants=False)
-    return _parameters(method, module, message), forward_macs(network, batch.x.to("meta"))
+    return _parameters(method, module, message), forward_macs(network, mapped(batch.x, values.on_meta))
+
+
+def _two_blank(one: Tensor) -> Tensor:
+    """Two samples of an example's input: the first one's integers, such as those of a mask, or zeros."""
+    known = values.value_of(one)
+    return torch.zeros(2, *one.shape[1:], dtype=one.dtype) if known is None else known[:1].repeat_interleave(2, 0)
 
 
 def _received(context: Context, method: Method[Any], state: Any, size: Size, example: Batch) -> SubModel:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from anysize.errors import DataError
+from anysize.errors import AnysizeError, DataError, told
 from anysize.inputs import Input, Inputs, named, tensors_in
 from anysize.rng import derive
 from anysize.tasks import IGNORED
@@ -204,8 +204,15 @@ class CollatedPart:
         """The samples at `index` as the function collates them: inputs by name, y as int64 or float32."""
         places = index.tolist()
         items = [self.dataset[place] for place in places]
-        with seeded(derive("collate", *places)):
-            made = self.collate(items)
+        try:
+            with seeded(derive("collate", *places)):
+                made = self.collate(items)
+        except AnysizeError:
+            raise
+        except Exception as error:  # a collator may raise anything
+            raise DataError(
+                f"collate cannot make a batch of samples with {', '.join(items[0])}: {told(error)}"
+            ) from error
         y = next((made[name] for name in LABELS if name in made), None)
         if y is None:
             raise DataError(f"a batch has {', '.join(made)}; its targets must be there too, as 'labels'")
@@ -234,7 +241,7 @@ class CollatedPart:
         """The sample whose inputs have the most entries."""
         if self._longest is None:
             names = [name for name in self.dataset[0] if name not in LABELS]
-            sizes = sum(np.array([np.size(value) for value in self.column(name)]) for name in names)
+            sizes = sum(np.array([np.asarray(value).size for value in self.column(name)]) for name in names)
             self._longest = int(np.argmax(sizes)) if names else 0
         return self._longest
 
@@ -428,8 +435,8 @@ def largest_token(part: Part) -> int | None:
     """
     if isinstance(part, CollatedPart):
         first = part.dataset[0]
-        texts = part.column("input_ids") if "input_ids" in first else []
-        return max((int(np.max(text)) for text in texts if np.size(text)), default=None)
+        texts = [np.asarray(text) for text in part.column("input_ids")] if "input_ids" in first else []
+        return max((int(text.max()) for text in texts if text.size), default=None)
     if not isinstance(part, TensorPart):
         return None
     name = "input_ids" if isinstance(part.x, Inputs) else ""

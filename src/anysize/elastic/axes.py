@@ -509,6 +509,8 @@ def trace(
     for name in ran.unused:
         for row in ran.atoms[name]:
             classes.pin(row) if row is not None else None
+    for row in _left_over(ran):
+        classes.pin(row)
     fixed = _kept_roots(ran.tracer, ran.atoms, matched)
     return _assemble(module, ran, inputs, head, fixed, heads, dict(attributes or {}), frozenset(matched))
 
@@ -645,6 +647,23 @@ def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:
     row = ran.atoms[axis[0]][axis[1]]
     assert row is not None
     return ran.tracer.classes.roots(row)
+
+
+def _left_over(ran: Run) -> list[Tensor]:
+    """The axes that keep their size in part and otherwise have units that live nowhere else and that no layer makes.
+
+    Such are tables of positions of which the forward reads the middle: a shorter text leaves more of them unread.
+    """
+    pinned = ran.tracer.classes.pinned_roots()
+    homes = _homes(ran, pinned)
+    found = []
+    for name, axis in {axes[0]: None for axes in homes.values() if len(axes) == 1}:
+        roots = _roots_row(ran, (name, axis))
+        fixed = pinned[roots.numpy()]
+        alone = all(len(homes[root]) == 1 for root in roots[torch.from_numpy(~fixed)].tolist())
+        if alone and fixed.any() and (name, axis) not in ran.tracer.producers:
+            found.append(roots)
+    return found
 
 
 def _homes(ran: Run, pinned: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, list[tuple[str, int]]]:

@@ -262,6 +262,11 @@ class Pair(nn.Module):
         hidden = convolve(x, self.right, None, *self._right)
         return convolve(hidden, self.left, self.bias, *self._left)
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the layer, made anew each time that a network's own code asks for it, as T5's does."""
+        return recompose(self.left, self.right)
+
 
 class Factorised(nn.Module):
     """A network in which principal kernels replace some of the weights.

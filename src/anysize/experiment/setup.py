@@ -316,12 +316,15 @@ class Setup:
         # Texts differ in length: the longest says what a batch costs at most.
         x, y = data.train.batch(torch.tensor([getattr(data.train, "longest", 0)]))
         x = to_input(x)
+        live = self._own_model()
+        if live is not None:
+            models.check_head(live, self.task, x.keys() if isinstance(x, Inputs) else ())
         normalize = self.config.data.normalize
         if normalize and data.mean is None:
             raise ConfigError(
                 "data.normalize = true, but the data has no mean and std; give them in az.Data(mean=, std=)"
             )
-        wanted = normalize if normalize is not None else self._own_model() is None and ":" not in self.config.model.name
+        wanted = normalize if normalize is not None else live is None and ":" not in self.config.model.name
         # In a multi-label target every entry is a separate class; without a class axis every entry is a number.
         one_each = self.task.class_axis is None or isinstance(self.task, MultiLabel)
         classes = self.config.task.classes or self._logits() or data.classes
@@ -370,6 +373,7 @@ class Setup:
         network = models.keyed(network, about.names)
         if self._known is None and self.data is not None:
             self._refuse_unknown_tokens(network, self.data)
+            self._refuse_long_texts(network)
         if about.mean is not None:
             network = models.normalized(network, about.mean, about.std)
         if config.weights is not None:
@@ -387,6 +391,18 @@ class Setup:
             raise DataError(
                 f"the data has the token {largest}, the network embeddings for 0 to {rows - 1}; use the tokenizer that "
                 "belongs to the network, or a network with a larger vocabulary (vocab_size)"
+            )
+
+    def _refuse_long_texts(self, network: nn.Module) -> None:
+        """Raise an error if a text has more tokens than the network has positions."""
+        most, about = models.positions(network), self.signature
+        longest = max(
+            (shape[0] for _, shape, _ in about.inputs or (("", about.input_shape, True),) if shape), default=0
+        )
+        if most is not None and longest > most:
+            raise DataError(
+                f"the longest text has {longest} tokens, the network positions for {most}; cut texts, in Python with "
+                f"tokenizer(text, truncation=True, max_length={most}), in a file with data.options.length"
             )
 
     @property

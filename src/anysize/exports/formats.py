@@ -17,6 +17,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anysize.atomic import replaced
 from anysize.config.extras import needs
@@ -328,7 +329,8 @@ def onnx_needs() -> str | None:
 def traced(form: str, path: Path) -> Iterator[None]:
     """Turn any exception of the tracer, which raises many types, into one line that says what to do."""
     try:
-        with unread_masks():
+        # Kernels for attention lay out what they return in other orders; the tracer later takes that of this one.
+        with unread_masks(), sdpa_kernel(SDPBackend.MATH):
             yield
     except OSError:
         raise

@@ -29,7 +29,7 @@ from anysize.elastic.slicing import take
 from anysize.errors import ModelError, unknown
 from anysize.experiment.signature import Signature
 from anysize.exports.formats import Exported, check_path, sample_inputs
-from anysize.inputs import Input
+from anysize.inputs import Input, Inputs, named
 from anysize.models import vocabulary
 from anysize.runtime import Recipe
 from anysize.wire import Json, Tensors
@@ -154,14 +154,14 @@ def write(
                 raise ModelError(
                     f"{path}: the written file's outputs differ from the networks' by {difference:g}. {_CONSTANT}"
                 )
-            known = _metrics(entries, reader, extras.judge)
+            known = _metrics(entries, reader, extras.judge, signature)
             if extras.precision != "float32":
                 packed = reduced(packed, extras.precision)
                 new.write_bytes(sealed(packed))
                 reader = form.read(new)
                 difference = max(_differences(entries, reader, inputs))
                 packed = packed.stating("float32", known)
-                known = _metrics(entries, reader, extras.judge)
+                known = _metrics(entries, reader, extras.judge, signature)
             packed = packed.stating("metrics", known)
             if extras.latency:
                 packed = packed.timed(reader.latencies())
@@ -526,13 +526,37 @@ def _differences(entries: Sequence[Entry], reader: Reader, inputs: Input) -> Ite
                 yield float(off) / max(1.0, float(expected.abs().max()))
 
 
-def _metrics(entries: Sequence[Entry], reader: Reader, judge: Judge | None) -> list[list[Mapping[str, float]]]:
-    """For each size, the metrics at each level of robustness; none without a judge."""
+def _metrics(
+    entries: Sequence[Entry], reader: Reader, judge: Judge | None, signature: Signature
+) -> list[list[Mapping[str, float]]]:
+    """For each size, the metrics at each level of robustness; none without a judge, or if texts do not fit."""
     found: list[list[Mapping[str, float]]] = []
     for entry in entries:
         found.append([])
         for level in entry.networks if judge is not None else ():
             reader.switch(entry.label, level)
             assert judge is not None
-            found[-1].append(judge(reader.outputs))
+            try:
+                found[-1].append(judge(lambda x: _outputs(reader, x, signature)))
+            except _Unfit:
+                return [[] for _ in entries]
     return found
+
+
+class _Unfit(Exception):
+    """A text is longer than those of a bundle, or shorter without a mask that could hide the rest."""
+
+
+def _outputs(reader: Reader, x: Input, signature: Signature) -> Tensor:
+    """The outputs for texts of any length up to that of the bundle: they are filled up, and the rest is cut off."""
+    sizes = {name: shape for name, shape, _ in signature.inputs or ()}
+    other = [name for name, tensor in named(x) if name in sizes and tuple(tensor.shape[1:]) != sizes[name]]
+    if not isinstance(x, Inputs) or not other:
+        return reader.outputs(x)
+    hidden = any(name.endswith("mask") for name in other) or all(name.startswith("decoder") for name in other)
+    if not hidden or any(x[name].dim() != 2 or x[name].shape[1] > sizes[name][0] for name in other):
+        raise _Unfit
+    more = {name: sizes[name][0] - x[name].shape[1] for name in other}
+    outputs = reader.outputs(Inputs({name: nn.functional.pad(t, (0, more.get(name, 0))) for name, t in x.items()}))
+    predicted = x["decoder_input_ids"] if "decoder_input_ids" in x else x.values()[0]
+    return outputs[:, : predicted.shape[1]] if outputs.dim() > 2 else outputs

@@ -396,7 +396,7 @@ def starting_apart(context: Context, tensors: Tensors, base: int) -> Tensors:
 
     A learned start stays as it is.
     """
-    biases = [name for name in context.axes.head if tensors[name].dim() == 1]
+    biases = [name for name in context.axes.head if name in tensors and tensors[name].dim() == 1]  # not a tie's names
     if base == 0 or context.pretrained or not biases:
         return tensors
     order = torch.randperm(len(tensors[biases[0]]), generator=generator(context.seed, "head biases", base))

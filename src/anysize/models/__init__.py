@@ -1,7 +1,7 @@
 """Plain networks by name, for any input size and number of outputs."""
 
-from anysize.models.hub import learned, logits
-from anysize.models.keyed import Keyed, keyed, logits_of, plain, vocabulary
+from anysize.models.hub import check_head, learned, logits
+from anysize.models.keyed import Keyed, keyed, logits_of, plain, positions, vocabulary
 from anysize.models.normalize import Normalize, normalized
 from anysize.models.registry import build, defaults, models
 
@@ -9,6 +9,7 @@ __all__ = [
     "Keyed",
     "Normalize",
     "build",
+    "check_head",
     "defaults",
     "keyed",
     "learned",
@@ -17,5 +18,6 @@ __all__ = [
     "models",
     "normalized",
     "plain",
+    "positions",
     "vocabulary",
 ]

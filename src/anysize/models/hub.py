@@ -1,7 +1,7 @@
 """Networks of other packages by name: "hf:..." (transformers), "timm:..." and "torchvision:...".
 
-What follows "hf:" is a folder that `save_pretrained` wrote, a type of network such as "bert", whose configuration the
-options give, or a name on the Hugging Face hub.
+What follows "hf:" is a folder that `save_pretrained` wrote, a configuration (a folder without weights, or its .json
+file), a type of network such as "bert", whose configuration the options give, or a name on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import nn
 
 from anysize.config.packages import load
 from anysize.errors import ModelError, unknown
-from anysize.tasks import CausalLM, MaskedLM, NextToken, Seq2SeqLM, Task, TokenClassification
+from anysize.models.keyed import is_pretrained_model
+from anysize.tasks import TASKS, CausalLM, MaskedLM, NextToken, Seq2SeqLM, Task, TokenClassification
 
 _HEADS: tuple[tuple[type[Task], tuple[str, ...]], ...] = (
     (TokenClassification, ("AutoModelForTokenClassification",)),
@@ -30,6 +31,9 @@ _HEADS: tuple[tuple[type[Task], tuple[str, ...]], ...] = (
     ),
 )
 """The classes of transformers that have the head for a task; the first row that fits counts."""
+
+_WITH_HEADS = ("token-classification", "masked-lm", "causal-lm", "seq2seq-lm", "classification")
+"""The tasks that a head of transformers may be for."""
 
 
 def function(name: str) -> Callable[..., nn.Module] | None:
@@ -50,7 +54,7 @@ def hf(
     """A network of transformers with the head that the task needs.
 
     Args:
-        source: a folder, a type of network, or a name on the hub.
+        source: a folder, a .json file, a type of network, or a name on the hub.
         input_shape: of one sample.
         classes: how many classes there are.
         task: what is learned; it says which head.
@@ -64,7 +68,7 @@ def hf(
         if key not in options and hasattr(config, key) and is_type(source, folder):
             setattr(config, key, value)
     head = _head(source, config, task)
-    if bare or is_type(source, folder):
+    if bare or _is_blank(source, folder):
         network: nn.Module = head.from_config(config, dtype=torch.float32)
         return network
     place = _folder(source, folder) or source
@@ -139,7 +143,7 @@ def learned(name: str, options: Mapping[str, Any], folder: Path | None) -> bool:
     """Whether the network of that name comes with weights that were learned."""
     package, _, source = name.partition(":")
     if package == "hf":
-        return not is_type(source, folder)
+        return not _is_blank(source, folder)
     return package in _MAKERS and bool(options.get("pretrained") or options.get("weights"))
 
 
@@ -153,6 +157,36 @@ def logits(name: str, options: Mapping[str, Any], task: Task, folder: Path | Non
     return int(hf_config(source, task, folder, options).get_text_config().vocab_size)
 
 
+def check_head(network: nn.Module, task: Task, names: Sequence[str]) -> None:
+    """Refuse a network of transformers whose head is known to be that of another task, or whose decoder gets nothing.
+
+    Args:
+        network: any module.
+        task: what is learned.
+        names: of the inputs.
+
+    Raises:
+        ModelError: it says which task the head is for, or what the data lacks.
+    """
+    if not is_pretrained_model(network) or type(task) not in TASKS.values():
+        return
+    kind = type(network).__name__
+    fits = _has_head(network, _head_names(task))
+    others = [] if fits else [name for name in _WITH_HEADS if _has_head(network, _head_names(TASKS[name]()))]
+    if others:
+        asked = next(name for name, known in TASKS.items() if known is type(task))
+        listed = " or ".join(f'"{name}"' for name in others)
+        raise ModelError(
+            f'task: "{asked}", but {kind} has the head for {listed}; give task={listed}, or a network of '
+            f"{' or '.join(_head_names(task))}"
+        )
+    if type(task) is Seq2SeqLM and "decoder_input_ids" not in names:
+        raise ModelError(
+            f"{kind} needs decoder_input_ids, which the data lacks; the collator makes them if it has the network: "
+            "DataCollatorForSeq2Seq(tokenizer, model=network)"
+        )
+
+
 def is_type(source: str, folder: Path | None) -> bool:
     """Whether a name is a type of network in transformers, such as "bert", and no folder of the same name exists."""
     return _folder(source, folder) is None and source in load("transformers", f"model 'hf:{source}'").CONFIG_MAPPING
@@ -163,16 +197,37 @@ def _counts_labels(task: Task) -> bool:
     return not isinstance(task, NextToken) or isinstance(task, TokenClassification)
 
 
+def _head_names(task: Task) -> tuple[str, ...]:
+    """The classes of transformers whose networks have the head for a task."""
+    return next(names for kind, names in _HEADS if isinstance(task, kind))
+
+
+def _has_head(network: Any, names: Sequence[str]) -> bool:
+    """Whether one of these classes would build a network of this one's class from its configuration."""
+    library = load("transformers", "the model")
+    built = (getattr(library, name)._model_mapping.get(type(network.config), None) for name in names)
+    return any(isinstance(network, kind) for kind in built if kind is not None)
+
+
+def _is_blank(source: str, folder: Path | None) -> bool:
+    """Whether a name gives a configuration alone: a type of network, a .json file, or a folder without weights."""
+    place = _folder(source, folder)
+    if place is None:
+        return is_type(source, folder)
+    return place.is_file() or not [*place.glob("*.safetensors"), *place.glob("pytorch_model*.bin")]
+
+
 def _folder(source: str, folder: Path | None) -> Path | None:
-    """The folder of that name, seen from the experiment file or from here; None if there is none."""
+    """The folder or .json file of that name, seen from the experiment file or from here; None if there is none."""
     places = [(folder or Path()) / source, Path(source)]
-    return next((place for place in places if (place / "config.json").is_file()), None)
+    is_file = source.endswith(".json")
+    return next((place for place in places if (place if is_file else place / "config.json").is_file()), None)
 
 
 def _head(source: str, config: Any, task: Task) -> Any:
     """The class of transformers that builds the network of a configuration with the head for a task."""
     library = load("transformers", f"model 'hf:{source}'")
-    names = next(names for kind, names in _HEADS if isinstance(task, kind))
+    names = _head_names(task)
     heads = [getattr(library, name) for name in names]
     fitting = [head for head in heads if type(config) in head._model_mapping]
     if not fitting:

@@ -106,6 +106,17 @@ def vocabulary(network: nn.Module) -> int | None:
     return len(model.get_input_embeddings().weight)
 
 
+def positions(network: nn.Module) -> int | None:
+    """How many tokens a text may have, if a network of transformers looks up its positions in a table; else None."""
+    model: Any = plain(network)
+    if vocabulary(model) is None or not hasattr(model.config, "max_position_embeddings"):
+        return None
+    most: int = model.config.max_position_embeddings
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    rows = [len(table.weight) for table in tables if table is not model.get_input_embeddings()]
+    return most if any(0 <= count - most <= 2 for count in rows) else None  # some begin with row 2
+
+
 def _parameters(network: nn.Module) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(network.forward).parameters
