@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord, RecordDict
-from hypothesis import strategies as st
 
 import small
 from anysize import config as configs
@@ -48,6 +48,7 @@ from fuzzing import (
     bounded,
     broken,
     cases,
+    damaged,
     every,
     joined,
     parts_of,
@@ -89,12 +90,11 @@ def toml(value: Any) -> str:
 DATES = ("1979-05-27", "07:32:00", "1979-05-27T00:32:00-07:00")
 
 
-@st.composite
-def experiments(draw: st.DrawFn) -> bytes:
-    lines = [f"{json.dumps(str(key))} = {toml(value)}\n" for key, value in draw(altered(TABLES)).items()]
+def experiments(dice: Random) -> bytes:
+    lines = [f"{json.dumps(str(key))} = {toml(value)}\n" for key, value in altered(dice, TABLES).items()]
     text = "".join(lines)
-    if draw(st.integers(0, 9)) == 0:
-        text = text.replace(draw(st.sampled_from(["1", '"flanc"', "0.05", "16"])), draw(st.sampled_from(DATES)))
+    if dice.randint(0, 9) == 0:
+        text = text.replace(dice.choice(["1", '"flanc"', "0.05", "16"]), dice.choice(DATES))
     return text.encode()
 
 
@@ -119,7 +119,7 @@ def test_an_experiment_file_is_refused_or_means_what_it_states(tmp_path: Path, c
         assert configs.loads(configs.dumps(config)).to_dict() == found
 
     holds(original.encode())
-    every(count, experiments() if change == "tree" else broken(original.encode()), holds)
+    every(count, lambda dice: experiments(dice) if change == "tree" else broken(dice, original.encode()), holds)
 
 
 # Messages -------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_message_is_refused_or_read_as_its_bytes_say(change: str, count: int) 
         }
 
     holds(MESSAGE)
-    every(count, rewritten(MESSAGE) if change == "tree" else broken(MESSAGE), holds)
+    every(count, lambda dice: rewritten(dice, MESSAGE) if change == "tree" else broken(dice, MESSAGE), holds)
 
 
 @cache
@@ -210,7 +210,7 @@ def test_an_update_is_refused_or_the_answer_to_what_was_sent(job: str, count: in
             assert all(bool(tensor.isfinite().all()) for tensor in wire.flatten(after)[0].values())
 
     assert isinstance(guard(sent, *wire.load(honest)), Update)
-    every(count, rewritten(honest), holds)
+    every(count, lambda dice: rewritten(dice, honest), holds)
 
 
 @cases
@@ -233,8 +233,13 @@ def test_a_sub_model_is_refused_or_what_was_sent(job: str, count: int) -> None:
         assert said_by(wire.dump(taken.tensors, {})) == said_by(content) | {"/note": {}}
 
     holds((honest, ticket))
-    other_ticket = altered({"ticket": json.loads(ticket)}).map(lambda tree: (honest, written(tree.get("ticket"))))
-    every(count, other_ticket | rewritten(honest).map(lambda content: (content, ticket)), holds)
+
+    def changed(dice: Random) -> tuple[bytes, str]:
+        if dice.choice([False, True]):
+            return rewritten(dice, honest), ticket
+        return honest, written(altered(dice, {"ticket": json.loads(ticket)}).get("ticket"))
+
+    every(count, changed, holds)
 
 
 # Events ---------------------------------------------------------------------------------------------
@@ -262,14 +267,13 @@ def copied(run: Path, folder: Path) -> Path:
     return folder
 
 
-@st.composite
-def logs(draw: st.DrawFn, content: bytes) -> bytes:
+def logs(dice: Random, content: bytes) -> bytes:
     """Events with a change in one of them, one twice, gone or at another place."""
     lines = [json.loads(line) for line in content.splitlines()]
-    place, other = (draw(st.integers(0, len(lines) - 1)) for _ in range(2))
-    match draw(st.sampled_from(["tree"] * 6 + ["twice", "drop", "swap"])):
+    place, other = (dice.randint(0, len(lines) - 1) for _ in range(2))
+    match dice.choice(["tree"] * 6 + ["twice", "drop", "swap"]):
         case "tree":
-            lines[place] = draw(altered({"event": lines[place]})).get("event")
+            lines[place] = altered(dice, {"event": lines[place]}).get("event")
         case "twice":
             lines.insert(other, lines[place])
         case "drop":
@@ -327,7 +331,7 @@ def test_events_are_refused_or_read_as_they_are_written(tmp_path: Path, run: Pat
 
     holds(original)
     assert len(events.read_events(path)) == len(original.splitlines())
-    every(count, logs(original) if change == "tree" else broken(original), holds)
+    every(count, lambda dice: logs(dice, original) if change == "tree" else broken(dice, original), holds)
 
 
 # Checkpoints ----------------------------------------------------------------------------------------
@@ -383,13 +387,18 @@ def test_a_checkpoint_is_refused_or_restored_as_it_was_saved(
         again, stated = saved(found, checkpoint.peek(folder)), said_by(content)
         if change != "resealed" and "checksum" in stated["/note"]:
             assert again == whole
-        else:  # a file without a checksum is an older version's
+        else:  # a file without a checksum is an older version's, and so is one without a field that has a default
             stated["/note"]["checksum"] = said_by(again[path.name])["/note"]["checksum"]
+            if file == "state.safetensors" and not stated["/note"]["state"].get("/empty"):
+                stated["/note"]["state"]["/empty"] = ["own"]
             assert said_by(again[path.name]) == stated
 
     holds(original)
-    damaged = rewritten(original) | broken(original)
-    every(count, rewritten(original, resealed) if change == "resealed" else damaged, holds)
+    every(
+        count,
+        lambda dice: rewritten(dice, original, resealed) if change == "resealed" else damaged(dice, original),
+        holds,
+    )
 
 
 # Look-up tables -------------------------------------------------------------------------------------
@@ -436,8 +445,11 @@ def test_a_look_up_table_is_refused_or_read_as_it_was_saved(
         }
 
     holds(original)
-    damaged = rewritten(original) | broken(original)
-    every(count, rewritten(original, resealed) if change == "resealed" else damaged, holds)
+    every(
+        count,
+        lambda dice: rewritten(dice, original, resealed) if change == "resealed" else damaged(dice, original),
+        holds,
+    )
 
 
 # CSV files ------------------------------------------------------------------------------------------
@@ -471,31 +483,30 @@ CELLS = [
 ]
 
 
-@st.composite
-def sheets(draw: st.DrawFn, text: str) -> bytes:
+def sheets(dice: Random, text: str) -> bytes:
     """A sheet with other cells, rows or columns, written with or without quotes."""
     rows = list(csv.reader(io.StringIO(text)))
-    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
-        row = draw(st.integers(0, len(rows) - 1))
-        column = draw(st.integers(0, max(len(rows[row]) - 1, 0)))
-        match draw(st.sampled_from(["cell", "cell", "cell", "cell", "drop", "twice", "wide", "narrow", "swap"])):
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        row = dice.randint(0, len(rows) - 1)
+        column = dice.randint(0, max(len(rows[row]) - 1, 0))
+        match dice.choice(["cell", "cell", "cell", "cell", "drop", "twice", "wide", "narrow", "swap"]):
             case "drop" if len(rows) > 1:
                 del rows[row]
             case "twice":
                 rows.insert(row, list(rows[row]))
             case "wide":
-                rows[row].insert(column, draw(st.sampled_from(CELLS)))
+                rows[row].insert(column, dice.choice(CELLS))
             case "narrow" if rows[row]:
                 del rows[row][column]
             case "swap":
-                other = draw(st.integers(0, len(rows) - 1))
+                other = dice.randint(0, len(rows) - 1)
                 rows[row], rows[other] = rows[other], rows[row]
             case _ if rows[row]:
-                rows[row][column] = draw(st.sampled_from(CELLS))
-    if draw(st.booleans()):
+                rows[row][column] = dice.choice(CELLS)
+    if dice.choice([False, True]):
         return "\n".join(",".join(row) for row in rows).encode()
     made = io.StringIO()
-    csv.writer(made, quoting=draw(st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))).writerows(rows)
+    csv.writer(made, quoting=dice.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])).writerows(rows)
     return made.getvalue().encode()
 
 
@@ -581,7 +592,7 @@ def test_a_sheet_is_refused_or_means_what_its_cells_say(tmp_path: Path, key: str
 
     holds(CSV[key].encode())
     assert small.config(devices=of_sheet(key, path))
-    every(count, sheets(CSV[key]) if change == "cells" else broken(CSV[key].encode()), holds)
+    every(count, lambda dice: sheets(dice, CSV[key]) if change == "cells" else broken(dice, CSV[key].encode()), holds)
 
 
 # Data files -----------------------------------------------------------------------------------------
@@ -627,50 +638,45 @@ def bomb(beside: bool) -> bytes:
     return made.getvalue()
 
 
-@st.composite
-def archives(draw: st.DrawFn, original: list[tuple[str, bytes]]) -> bytes:
+def archives(dice: Random, original: list[tuple[str, bytes]]) -> bytes:
     """An archive with other arrays, names and members."""
     members = list(original)
-    for _ in range(draw(st.sampled_from([1, 1, 2]))):
-        place = draw(st.integers(0, len(members) - 1))
+    for _ in range(dice.choice([1, 1, 2])):
+        place = dice.randint(0, len(members) - 1)
         name, content = members[place]
         array = ARRAYS.get(name.removesuffix(".npy"), ARRAYS["y_train"])
-        match draw(
-            st.sampled_from(["type", "shape", "claim", "value", "drop", "twice", "name", "bytes", "pickle", "bomb"])
-        ):
+        match dice.choice(["type", "shape", "claim", "value", "drop", "twice", "name", "bytes", "pickle", "bomb"]):
             case "type" if array.dtype.kind != "U":
-                members[place] = name, npy(array.astype(draw(st.sampled_from(DTYPES))))
+                members[place] = name, npy(array.astype(dice.choice(DTYPES)))
             case "shape":
                 shapes = (
                     [(-1,), (-1, 1), (2, -1), (1, -1), (1, 1, 1, 1, -1)] if array.size % 2 == 0 else [(-1,), (-1, 1)]
                 )
                 reshaped = [array.reshape(shape) for shape in shapes]
-                members[place] = name, npy(draw(st.sampled_from([array[:0], array[:1], array.flat[0], *reshaped])))
+                members[place] = name, npy(dice.choice([array[:0], array[:1], array.flat[0], *reshaped]))
             case "claim":
-                lie = draw(st.sampled_from([(1 << 40,), (1 << 62, 4), (0,), (len(array) + 1,), (1,), (1, 1 << 30)]))
+                lie = dice.choice([(1 << 40,), (1 << 62, 4), (0,), (len(array) + 1,), (1,), (1, 1 << 30)])
                 members[place] = name, npy(array, lie)
             case "value" if array.dtype.kind != "U":
                 changed = array.astype("f8").reshape(-1).copy()
-                changed[0] = draw(st.sampled_from([math.nan, math.inf, -1.0, 1e30, 255.0, 2.0**40]))
+                changed[0] = dice.choice([math.nan, math.inf, -1.0, 1e30, 255.0, 2.0**40])
                 members[place] = name, npy(changed.reshape(array.shape))
             case "drop" if len(members) > 1:
                 del members[place]
             case "twice":
-                members.insert(0, (name, draw(st.sampled_from(original))[1]))
+                members.insert(0, (name, dice.choice(original)[1]))
             case "name":
-                other = draw(
-                    st.sampled_from(["../x_train.npy", "/x.npy", "x_train", "", "é.npy", "x_train.npy", "a/b.npy"])
-                )
+                other = dice.choice(["../x_train.npy", "/x.npy", "x_train", "", "é.npy", "x_train.npy", "a/b.npy"])
                 members[place] = other, content
             case "bytes":
-                members[place] = name, draw(broken(content))
+                members[place] = name, broken(dice, content)
             case "pickle":
                 made = io.BytesIO()
                 np.save(made, np.array([{}, None]), allow_pickle=True)
                 members[place] = name, made.getvalue()
             case "bomb":
-                return bomb(draw(st.booleans()))
-    return zipped(members, packed=draw(st.booleans()))
+                return bomb(dice.choice([False, True]))
+    return zipped(members, packed=dice.choice([False, True]))
 
 
 def arrays_in(content: bytes) -> dict[str, Any]:
@@ -718,7 +724,7 @@ def test_a_data_file_is_refused_or_has_the_arrays_that_it_holds(
     path.write_bytes(original)
     assert sources.stored("own", held_out=held_out).class_names
     holds(original)
-    every(count, archives(members) if change == "arrays" else broken(original), holds)
+    every(count, lambda dice: archives(dice, members) if change == "arrays" else broken(dice, original), holds)
 
 
 # Bundles --------------------------------------------------------------------------------------------
@@ -781,8 +787,11 @@ def test_a_bundle_is_refused_or_gives_the_outputs_of_what_it_holds(
             assert (header, parts_of(content)[2]) == (parts[0], parts[2])
             assert all(np.array_equal(found[size], expected[size]) for size in expected)
 
-    damaged = rewritten(original) | broken(original)
-    every(count, rewritten(original, rehashed) if change == "rehashed" else damaged, holds)
+    every(
+        count,
+        lambda dice: rewritten(dice, original, rehashed) if change == "rehashed" else damaged(dice, original),
+        holds,
+    )
 
 
 @cases
@@ -801,7 +810,10 @@ def test_no_change_of_a_signed_bundle_is_accepted(tmp_path: Path, name: str, cou
         path.write_bytes(content)
         assert content == signed or refused(path, lambda: BUNDLES[name](path, key=key, verify=False)) is None
 
-    every(count, rewritten(signed, rehashed) | broken(signed), holds)
+    def changed(dice: Random) -> bytes:
+        return rewritten(dice, signed, rehashed) if dice.choice([False, True]) else broken(dice, signed)
+
+    every(count, changed, holds)
 
 
 # What the cases found -------------------------------------------------------------------------------
@@ -828,6 +840,17 @@ def test_a_changed_round_in_a_checkpoint_is_noticed(tmp_path: Path, run: Path) -
     path.write_bytes(path.read_bytes().replace(b'\\"round\\":2', b'\\"round\\":1'))
     with pytest.raises(CheckpointError, match="its checksum does not match"):
         checkpoint.round_of(folder)
+
+
+@pytest.mark.parametrize("state", [[], {"/empty": ["own", "own"]}, {"/empty": "own"}])
+def test_a_state_that_no_run_writes_is_refused(tmp_path: Path, run: Path, state: Any) -> None:
+    folder = copied(run, tmp_path / "run")
+    path = folder / "state.safetensors"
+    header, note, data = parts_of(path.read_bytes())
+    path.write_bytes(resealed(header, note | {"state": state}, data))
+    experiment = Experiment.from_config(configs.load(run / "config.toml"))
+    with pytest.raises(CheckpointError, match=r"its state is \[\]|empty mappings are|of other types"):
+        checkpoint.restore_from(folder, experiment.method.init(experiment.context))
 
 
 def test_a_changed_norm_that_a_client_keeps_is_noticed(tmp_path: Path, run: Path) -> None:
