@@ -13,10 +13,11 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 
 from anysize.client.process import hold_memory, spare_modules
+from anysize.cost.memory import available_bytes
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.footprint import FOOTPRINTS, noted
-from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
+from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_layers, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.deploy.membership import Membership, digest
@@ -137,6 +138,7 @@ class Knowledge:
         config, experiment = brief.config, brief.experiment()
         refuse_upper_bounds(experiment.method)
         refuse_foreign_weights(experiment.method, config, device)
+        refuse_layers(experiment, device.memory_bytes or available_bytes())
         own = own_data.own_share(device, config, brief.known.signature)
         # A device makes the network without its weights, unless it must have them itself.
         with nullcontext() if isinstance(experiment.method, OnBase) else weightless():
