@@ -820,7 +820,7 @@ class _Source:
         whole = all(type(length) is int and length > 0 for length in lengths)
         _demand(whole and sum(lengths) <= _MOST_GRAPHS, "its graphs have no length")
         begin = self._begins[GRAPHS]
-        packed = self._bytes(begin, np.dtype(np.uint8), (self.file.places[begin][1],))
+        packed = self._bytes(begin, np.uint8, (self.file.places[begin][1],)).tobytes()
         opened = zlib.decompressobj().decompress(packed, sum(lengths))
         _demand(len(opened) == sum(lengths), "its graphs are not as long as it says")
         first = sum(lengths[:number])
