@@ -481,7 +481,7 @@ def test_a_network_with_a_layer_that_no_memory_holds_is_refused_before_it_is_mad
     text = TEXT.replace('"mlp"', '"mlp", options = { hidden = [1_000_000, 1_000_000] }')
     found = Known(own().signature, own().sizes)
     huge = Brief(configs.loads(text), found).experiment()
-    with bounded(), pytest.raises(TrustError, match=r"a tensor of 4e\+12 bytes; a job may take 2e\+09 bytes"):
+    with bounded(), pytest.raises(TrustError, match=r"a tensor of 4e\+12 bytes, and 2e\+09 bytes of memory are free"):
         refuse_layers(huge, 2e9)
     usual = Brief(configs.loads(TEXT), found).experiment()
     refuse_layers(usual, 256 * 128 * 4)

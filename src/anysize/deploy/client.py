@@ -138,7 +138,7 @@ class Knowledge:
         config, experiment = brief.config, brief.experiment()
         refuse_upper_bounds(experiment.method)
         refuse_foreign_weights(experiment.method, config, device)
-        refuse_layers(experiment, device.memory_bytes or available_bytes())
+        refuse_layers(experiment, available_bytes())
         own = own_data.own_share(device, config, brief.known.signature)
         # A device makes the network without its weights, unless it must have them itself.
         with nullcontext() if isinstance(experiment.method, OnBase) else weightless():

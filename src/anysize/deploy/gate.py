@@ -56,7 +56,7 @@ def refuse_layers(experiment: Experiment, memory: float | None) -> None:
 
     Args:
         experiment: the server's.
-        memory: what a job may take, in bytes; None if nobody knows.
+        memory: the bytes that are free; None if nobody knows.
     """
     config, about, folder = experiment.config.model, experiment.signature, experiment.config.folder
     made = partial(build, config.name, about.input_shape, about.outputs, config.options)
@@ -68,7 +68,7 @@ def refuse_layers(experiment: Experiment, memory: float | None) -> None:
     largest = max((tensor.numel() * tensor.element_size() for tensor in tensors_of(network).values()), default=0)
     if memory is not None and largest > memory:
         raise TrustError(
-            f"the server's network has a tensor of {largest:.3g} bytes; a job may take {memory:.3g} bytes of memory"
+            f"the server's network has a tensor of {largest:.3g} bytes, and {memory:.3g} bytes of memory are free"
         )
 
 
