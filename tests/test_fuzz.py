@@ -870,6 +870,56 @@ def test_a_small_data_file_of_a_large_array_is_refused_before_it_is_unpacked(tmp
         read_npz(tmp_path / "bomb.npz")
 
 
+def test_a_table_that_counts_half_of_its_samples_is_refused(tmp_path: Path, searched: tuple[Experiment, Path]) -> None:
+    header, note, data = parts_of(searched[1].read_bytes())
+    (tmp_path / "table.safetensors").write_bytes(resealed(header, note | {"samples": {"trained": 24}}, data))
+    with pytest.raises(CheckpointError, match=r"its samples are \{'trained': 24\}"):
+        lookup.read(tmp_path / "table.safetensors", searched[0])
+
+
+def test_a_data_file_that_counts_more_arrays_than_it_lists_is_refused(tmp_path: Path) -> None:
+    """The length of its list is shorter, so that zipfile and numpy leave out the last arrays."""
+    content = bytearray(zipped([(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()]))
+    last = content.rindex(b"PK\x01\x02")
+    length = int.from_bytes(content[-10:-6], "little") - (len(content) - 22 - last)
+    (tmp_path / "own.npz").write_bytes(content[:last] + content[-22:-10] + length.to_bytes(4, "little") + content[-6:])
+    assert len(np.load(tmp_path / "own.npz").files) == len(ARRAYS) - 1
+    with pytest.raises(DataError, match=r"own\.npz cannot be read: .*it counts 6 arrays and lists 5"):
+        read_npz(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize("point", [0x110000, 0xD800])
+def test_names_of_characters_that_do_not_exist_are_refused(tmp_path: Path, point: int) -> None:
+    array = npy(np.frombuffer(np.array([97, point], "<u4").tobytes(), "<U2"))
+    (tmp_path / "own.npz").write_bytes(zipped([("class_names.npy", array)]))
+    with pytest.raises(DataError, match=r"own\.npz cannot be read: .*class_names has characters that do not exist"):
+        read_npz(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (24, 4, 4, 1)])
+def test_groups_that_are_no_list_are_refused_before_a_part_is_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setenv("ANYSIZE_DATA", str(tmp_path))
+    arrays = {name: array for name, array in ARRAYS.items() if "test" not in name}
+    wrong = arrays | {"group_train": np.zeros(shape, np.uint8)}
+    (tmp_path / "own.npz").write_bytes(zipped([(f"{name}.npy", npy(array)) for name, array in wrong.items()]))
+    with pytest.raises(DataError, match="group_train has shape"):
+        sources.stored("own", held_out=0.25)
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (24, 2)])
+def test_a_part_is_held_out_also_if_targets_are_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setenv("ANYSIZE_DATA", str(tmp_path))
+    arrays = {"x_train": ARRAYS["x_train"], "y_train": np.arange(24 * shape[1]).reshape(shape) % 3}
+    (tmp_path / "own.npz").write_bytes(zipped([(f"{name}.npy", npy(array)) for name, array in arrays.items()]))
+    data = sources.stored("own", held_out=0.25)
+    assert data.test is not None
+    assert (len(data.train), len(data.test)) == (18, 6)
+
+
 @pytest.mark.parametrize("cell", ["9" * 400, "1e999"])
 def test_a_limit_too_large_for_a_number_is_not_no_limit(tmp_path: Path, cell: str) -> None:
     path = tmp_path / "sheet.csv"
