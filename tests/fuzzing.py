@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import pytest
@@ -26,24 +27,51 @@ from anysize.errors import AnysizeError
 T = TypeVar("T")
 FEW, MANY = 50, 10_000
 MEMORY, SECONDS = 200_000_000, 2.0
+_EACH = 50  # changes for a seed
 REFUSALS = (AnysizeError, runtime.BundleError, onnx_runtime.BundleError)  # devices copy the runtimes alone
 
 cases = pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 """The test runs with few cases and, in the slow suite, with many."""
 
 
-def every(count: int, changes: st.SearchStrategy[T], holds: Callable[[T], object]) -> None:
-    """Try that many changes, the same ones every time; `holds` raises for a change that lacks the property."""
+def every(count: int, change: Callable[[Random], T], holds: Callable[[T], object]) -> None:
+    """Try that many changes, the same ones every time; `holds` raises for a change that lacks the property.
+
+    Of few changes hypothesis draws every choice, and makes one that fails smaller. Of many it draws seeds, each for
+    several changes: its own work takes longer than most cases. What they took is printed (`pytest -rP`).
+    """
+    each = 1 if count == FEW else _EACH
+    slowest, most = 0.0, 0
 
     @settings(
-        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=count // each,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
-    @given(changes)
-    def tried(change: T) -> None:
-        with bounded(time_too=count > FEW):
-            holds(change)
+    @given(st.randoms(use_true_random=each > 1))
+    def tried(dice: Random) -> None:
+        nonlocal slowest, most
+        with bounded() as memory:
+            for _ in range(each):
+                slowest = max(slowest, _seconds(change(dice), holds))
+        assert each == 1 or slowest <= SECONDS, f"a case took {slowest:.1f} s of processor time"
+        most = max(most, *memory)
 
     tried()
+    print(f"{count} cases: the slowest took {slowest:.2f} s, the most memory {most / 1e6:.0f} MB")
+
+
+def _seconds(made: T, holds: Callable[[T], object]) -> float:
+    """The processor time of a case; an error tells what it was."""
+    began = time.process_time()
+    try:
+        holds(made)
+    except BaseException as error:
+        error.add_note(f"the change: {made!r:.3000}")
+        raise
+    return time.process_time() - began
 
 
 def refused(name: object, read: Callable[[], T], or_key: str = "\n") -> T | None:
@@ -58,13 +86,12 @@ def refused(name: object, read: Callable[[], T], or_key: str = "\n") -> T | None
 
 
 @contextmanager
-def bounded(time_too: bool = False) -> Iterator[None]:
-    """Fail if the block takes too much memory or, if that counts too, too much of a processor's time."""
-    before, began = _resident(peak=False), time.process_time()
-    yield
-    took, grown = time.process_time() - began, _resident(peak=True) - before
-    assert not time_too or took <= SECONDS, f"took {took:.1f} s of processor time"
-    assert grown <= MEMORY, f"took {grown / 1e6:.0f} MB"
+def bounded() -> Iterator[list[int]]:
+    """Fail if the block takes too much memory; yields a list that gets how much it took."""
+    before, took = _resident(peak=False), [0]
+    yield took
+    took[0] = _resident(peak=True) - before
+    assert took[0] <= MEMORY, f"took {took[0] / 1e6:.0f} MB"
 
 
 def _resident(peak: bool) -> int:
@@ -81,17 +108,16 @@ def _resident(peak: bool) -> int:
 # Bytes ----------------------------------------------------------------------------------------------
 
 
-@st.composite
-def broken(draw: st.DrawFn, content: bytes) -> bytes:
+def broken(dice: Random, content: bytes) -> bytes:
     """Content with flipped bits, a part missing, twice or elsewhere, other bytes, or another length in front."""
-    kind = draw(st.sampled_from(["flip", "flip", "cut", "drop", "twice", "insert", "swap", "length", "zero"]))
+    kind = dice.choice(["flip", "flip", "cut", "drop", "twice", "insert", "swap", "length", "zero"])
     length = len(content)
-    first, second = sorted((draw(st.integers(0, length)), draw(st.integers(0, length))))
+    first, second = sorted((dice.randint(0, length), dice.randint(0, length)))
     match kind:
         case "flip":
             changed = bytearray(content)
-            for _ in range(draw(st.sampled_from([1, 1, 4]))):
-                changed[draw(st.integers(0, length - 1))] ^= 1 << draw(st.integers(0, 7))
+            for _ in range(dice.choice([1, 1, 4])):
+                changed[dice.randint(0, length - 1)] ^= 1 << dice.randint(0, 7)
             return bytes(changed)
         case "cut":
             return content[:first]
@@ -100,11 +126,11 @@ def broken(draw: st.DrawFn, content: bytes) -> bytes:
         case "twice":
             return content[:second] + content[first:]
         case "insert":
-            return content[:first] + draw(st.binary(min_size=1, max_size=9)) + content[first:]
+            return content[:first] + dice.randbytes(dice.randint(1, 9)) + content[first:]
         case "swap":
             return content[second:] + content[first:second] + content[:first]
         case "length":
-            number = draw(st.sampled_from([0, 1, 7, 8, 9, length - 8, length, 1 << 31, 1 << 60, (1 << 64) - 1]))
+            number = dice.choice([0, 1, 7, 8, 9, length - 8, length, 1 << 31, 1 << 60, (1 << 64) - 1])
             return number.to_bytes(8, "little") + content[8:]
     return content[:first] + bytes(second - first) + content[second:]
 
@@ -162,39 +188,38 @@ def _at(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-@st.composite
-def altered(draw: st.DrawFn, tree: Any, odd: tuple[Any, ...] = ()) -> Any:
+def altered(dice: Random, tree: Any, odd: tuple[Any, ...] = ()) -> Any:
     """A tree in which one to three places have odd or near values, are gone, twice, renamed or exchanged."""
     found = copy.deepcopy(tree)
-    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
+    for _ in range(dice.choice([1, 1, 1, 2, 3])):
         where = places(found)
         if where:
-            *way, last = draw(st.sampled_from(where))
-            _alter(draw, found, _at(found, tuple(way)), tuple(way), last, [*ODD, *odd])
+            *way, last = dice.choice(where)
+            _alter(dice, found, _at(found, tuple(way)), tuple(way), last, [*ODD, *odd])
     return found
 
 
-def _alter(draw: st.DrawFn, tree: Any, parent: Any, way: tuple[Any, ...], last: Any, odd: list[Any]) -> None:
+def _alter(dice: Random, tree: Any, parent: Any, way: tuple[Any, ...], last: Any, odd: list[Any]) -> None:
     value = parent[last]
-    kind = draw(st.sampled_from(["odd", "odd", "odd", "near", "near", "drop", "more", "swap", "again"]))
+    kind = dice.choice(["odd", "odd", "odd", "near", "near", "drop", "more", "swap", "again"])
     if kind == "near" and isinstance(value, int | float):
-        parent[last] = draw(st.sampled_from([value + 1, value - 1, -value, 2 * value, str(value), bool(value)]))
+        parent[last] = dice.choice([value + 1, value - 1, -value, 2 * value, str(value), bool(value)])
     elif kind == "near" and isinstance(value, str):
-        parent[last] = draw(st.sampled_from([f"{value} ", value.upper(), value[1:], f"{value}\x00", [value]]))
+        parent[last] = dice.choice([f"{value} ", value.upper(), value[1:], f"{value}\x00", [value]])
     elif kind == "drop":
         del parent[last]
     elif kind == "more" and isinstance(parent, dict):
-        parent[draw(st.sampled_from([f"{last}2", "", "ключ", "__metadata__", "\x00"]))] = copy.deepcopy(value)
+        parent[dice.choice([f"{last}2", "", "ключ", "__metadata__", "\x00"])] = copy.deepcopy(value)
     elif kind == "more":
         parent.insert(last, copy.deepcopy(value))
     elif kind == "swap":
-        other = draw(st.sampled_from(sorted(parent) if isinstance(parent, dict) else list(range(len(parent)))))
+        other = dice.choice(sorted(parent) if isinstance(parent, dict) else list(range(len(parent))))
         parent[last], parent[other] = parent[other], parent[last]
     elif kind == "again" and isinstance(parent, dict) and way:
         *above, name = way
-        _at(tree, tuple(above))[name] = Twice(parent, last, draw(st.sampled_from(odd)))
+        _at(tree, tuple(above))[name] = Twice(parent, last, dice.choice(odd))
     else:
-        parent[last] = copy.deepcopy(draw(st.sampled_from(odd)))
+        parent[last] = copy.deepcopy(dice.choice(odd))
 
 
 def written(tree: Any) -> str:
@@ -263,15 +288,19 @@ def joined(header: Any, note: Any, data: bytes) -> bytes:
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I8", "U8", "BOOL", "F8_E4M3", "F8_E8M0", "F4", "C64", "F99")
 
 
-@st.composite
-def rewritten(draw: st.DrawFn, content: bytes, sealed: Callable[[Any, Any, bytes], bytes] = joined) -> bytes:
+def rewritten(dice: Random, content: bytes, sealed: Callable[[Any, Any, bytes], bytes] = joined) -> bytes:
     """A file with another header or note, or with other numbers; `sealed` makes it whole again."""
     header, note, data = parts_of(content)
-    kind = draw(st.sampled_from(["note", "note", "header", "data"]))
+    kind = dice.choice(["note", "note", "header", "data"])
     if kind == "note":
-        note = draw(altered({"note": note}))
+        note = altered(dice, {"note": note})
         return sealed(header, note.get("note"), data)
     if kind == "header":
-        changed = draw(altered({"header": header}, odd=DTYPES)).get("header")
+        changed = altered(dice, {"header": header}, odd=DTYPES).get("header")
         return sealed(changed if isinstance(changed, dict) else {"": changed}, note, data)
-    return sealed(header, note, draw(broken(data)) if data else b"\x00")
+    return sealed(header, note, broken(dice, data) if data else b"\x00")
+
+
+def damaged(dice: Random, content: bytes) -> bytes:
+    """A file changed by its structure, or byte by byte."""
+    return dice.choice([rewritten, broken])(dice, content)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from anysize import config as configs
 from anysize.config.tables import AggregationConfig
 from anysize.elastic.norm import Statistics, merge
 from anysize.engines.inprocess import InProcess
@@ -179,6 +180,45 @@ def test_as_many_attackers_as_are_promised_cannot_move_an_entry_away(rule: str, 
     # The least sum of distances may lie outside the range of the honest, but not far.
     reach = float(honest.abs().max()) * (20 if rule == "geometric-median" else 1)
     assert float(average.result()["w"].abs().max()) <= reach
+
+
+def test_an_attacker_that_comes_first_does_not_take_the_digits_of_the_others() -> None:
+    dice = np.random.default_rng(0)
+    honest = dice.normal(scale=1e-3, size=(4, 50)).astype("f4")
+    average = HeldAverage({"w": torch.zeros(50)}, rule="krum", attackers=0.2)
+    for values in (np.full(50, 1e9, "f4"), *honest):
+        average.add({"w": torch.from_numpy(values)}, 1.0)
+    np.testing.assert_allclose(average.result()["w"], honest.mean(axis=0), atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["norm-clip", "norm-filter"])
+def test_what_a_device_claims_to_have_is_no_weight_under_a_rule_that_bounds_it(rule: str) -> None:
+    def fleet(weighting: str) -> Experiment:
+        tables: dict[str, Any] = {
+            "data": {"name": "devices"},
+            "model": {"name": "mlp", "input": [1, 8, 8], "options": {"hidden": [16]}},
+            "task": {"classes": 10},
+            "method": {"name": "heterofl"},
+            "devices": {"capacities": [0.5, 1.0], "share": ["samples"]},
+            "tricks": {"weighting": weighting, "classwise_head": False},
+            "aggregation": {"rule": rule},
+        }
+        return Experiment.from_config(configs.from_dict(tables))
+
+    with pytest.raises(ConfigError, match=r"number of samples is a claim.*weighting = \"clients\""):
+        plan(fleet("samples"))
+    assert plan(fleet("clients"))
+
+
+def test_liars_that_hardly_move_pull_the_bound_down_to_an_honest_update_unless_they_are_half() -> None:
+    honest = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    for liars, bound in ((2, 1.1), (4, 1.0), (6, 0.0)):
+        updates = [update(place, "1.0", w=[norm]) for place, norm in enumerate([*honest, *[0.0] * liars])]
+        sent = {place: {"w": torch.zeros(1)} for place in range(len(updates))}
+        out: list[Any] = []
+        kept = list(norm_filtered(updates, sent, None, out.append))
+        assert max(float(one.tensors["w"]) for one in kept) == pytest.approx(bound)
+        assert len(out) == (6 if liars == 6 else 0)
 
 
 def test_a_row_of_the_classifier_is_decided_by_those_who_have_its_class() -> None:

@@ -151,11 +151,14 @@ def finite(content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_other_weights_are_what_the_bytes_say_or_refused_if_they_are_not_finite(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_other_weights_are_what_the_bytes_say_or_refused_if_they_are_not_finite(
+    tmp_path: Path, name: str, count: int
+) -> None:
     content, path = (FIXTURES / f"{name}.anysize").read_bytes(), tmp_path / "net.anysize"
     assert np.allclose(outputs_of(LOADERS[name], FIXTURES / f"{name}.anysize")["1.0"], said(content), atol=1e-5)
     dice = random.Random(0)
-    for _ in range(25):
+    for _ in range(count):
         blob = weights_changed(content, dice)
         path.write_bytes(blob)
         try:
@@ -287,6 +290,38 @@ def test_no_change_of_a_signed_bundle_is_accepted(tmp_path: Path, keys: Path, na
         for verify in (True, False):
             with pytest.raises(ERRORS):
                 LOADERS[name](path, key=keys / "own.pub", verify=verify)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_is_read_later_is_of_the_file_that_was_checked(tmp_path: Path, keys: Path, name: str) -> None:
+    """Somebody puts another file in its place while a device uses one of its sizes."""
+    original = (FIXTURES / f"{name}.anysize").read_bytes()
+    header, note, data = parts_of(original)
+    path, other, x = tmp_path / "net.anysize", tmp_path / "other", X if LOADERS[name] is runtime.load else X.numpy()
+    path.write_bytes(signed(original, keys / "own.pem"))
+    signature = parts_of(path.read_bytes())[1]["signature"]
+    expected = outputs_of(LOADERS[name], path)
+    network = LOADERS[name](path, "0.5", key=keys / "own.pub")
+    begin, end = header["small"]["data_offsets"]
+    changed = data[:begin] + np.negative(np.frombuffer(data[begin:end], "<f4")).tobytes() + data[end:]
+    other.write_bytes(assembled(header, note | {"signature": signature}, changed))
+    other.replace(path)
+    network.forget()
+    assert all(np.array_equal(np.asarray(network.switch(size)(x)), expected[size]) for size in expected)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other, opens = tmp_path / "net.anysize", tmp_path / "other", runtime.safetensors.safe_open
+    for one in (path, other):
+        one.write_bytes((FIXTURES / "heterofl.anysize").read_bytes())
+
+    def late(*arguments: Any) -> Any:
+        other.replace(path)
+        return opens(*arguments)
+
+    monkeypatch.setattr(runtime.safetensors, "safe_open", late)
+    with pytest.raises(ERRORS, match="was replaced while it was read"):
+        runtime.load(path)
 
 
 # The two files --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord, RecordDict
-from hypothesis import strategies as st
 
 import bundles
 import small
@@ -49,6 +49,7 @@ from fuzzing import (
     bounded,
     broken,
     cases,
+    damaged,
     every,
     joined,
     parts_of,
@@ -90,12 +91,11 @@ def toml(value: Any) -> str:
 DATES = ("1979-05-27", "07:32:00", "1979-05-27T00:32:00-07:00")
 
 
-@st.composite
-def experiments(draw: st.DrawFn) -> bytes:
-    lines = [f"{json.dumps(str(key))} = {toml(value)}\n" for key, value in draw(altered(TABLES)).items()]
+def experiments(dice: Random) -> bytes:
+    lines = [f"{json.dumps(str(key))} = {toml(value)}\n" for key, value in altered(dice, TABLES).items()]
     text = "".join(lines)
-    if draw(st.integers(0, 9)) == 0:
-        text = text.replace(draw(st.sampled_from(["1", '"flanc"', "0.05", "16"])), draw(st.sampled_from(DATES)))
+    if dice.randint(0, 9) == 0:
+        text = text.replace(dice.choice(["1", '"flanc"', "0.05", "16"]), dice.choice(DATES))
     return text.encode()
 
 
@@ -120,7 +120,7 @@ def test_an_experiment_file_is_refused_or_means_what_it_states(tmp_path: Path, c
         assert configs.loads(configs.dumps(config)).to_dict() == found
 
     holds(original.encode())
-    every(count, experiments() if change == "tree" else broken(original.encode()), holds)
+    every(count, lambda dice: experiments(dice) if change == "tree" else broken(dice, original.encode()), holds)
 
 
 # Messages -------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_message_is_refused_or_read_as_its_bytes_say(change: str, count: int) 
         }
 
     holds(MESSAGE)
-    every(count, rewritten(MESSAGE) if change == "tree" else broken(MESSAGE), holds)
+    every(count, lambda dice: rewritten(dice, MESSAGE) if change == "tree" else broken(dice, MESSAGE), holds)
 
 
 @cache
@@ -211,7 +211,7 @@ def test_an_update_is_refused_or_the_answer_to_what_was_sent(job: str, count: in
             assert all(bool(tensor.isfinite().all()) for tensor in wire.flatten(after)[0].values())
 
     assert isinstance(guard(sent, *wire.load(honest)), Update)
-    every(count, rewritten(honest), holds)
+    every(count, lambda dice: rewritten(dice, honest), holds)
 
 
 @cases
@@ -234,8 +234,13 @@ def test_a_sub_model_is_refused_or_what_was_sent(job: str, count: int) -> None:
         assert said_by(wire.dump(taken.tensors, {})) == said_by(content) | {"/note": {}}
 
     holds((honest, ticket))
-    other_ticket = altered({"ticket": json.loads(ticket)}).map(lambda tree: (honest, written(tree.get("ticket"))))
-    every(count, other_ticket | rewritten(honest).map(lambda content: (content, ticket)), holds)
+
+    def changed(dice: Random) -> tuple[bytes, str]:
+        if dice.choice([False, True]):
+            return rewritten(dice, honest), ticket
+        return honest, written(altered(dice, {"ticket": json.loads(ticket)}).get("ticket"))
+
+    every(count, changed, holds)
 
 
 # Events ---------------------------------------------------------------------------------------------
@@ -263,14 +268,13 @@ def copied(run: Path, folder: Path) -> Path:
     return folder
 
 
-@st.composite
-def logs(draw: st.DrawFn, content: bytes) -> bytes:
+def logs(dice: Random, content: bytes) -> bytes:
     """Events with a change in one of them, one twice, gone or at another place."""
     lines = [json.loads(line) for line in content.splitlines()]
-    place, other = (draw(st.integers(0, len(lines) - 1)) for _ in range(2))
-    match draw(st.sampled_from(["tree"] * 6 + ["twice", "drop", "swap"])):
+    place, other = (dice.randint(0, len(lines) - 1) for _ in range(2))
+    match dice.choice(["tree"] * 6 + ["twice", "drop", "swap"]):
         case "tree":
-            lines[place] = draw(altered({"event": lines[place]})).get("event")
+            lines[place] = altered(dice, {"event": lines[place]}).get("event")
         case "twice":
             lines.insert(other, lines[place])
         case "drop":
@@ -328,7 +332,7 @@ def test_events_are_refused_or_read_as_they_are_written(tmp_path: Path, run: Pat
 
     holds(original)
     assert len(events.read_events(path)) == len(original.splitlines())
-    every(count, logs(original) if change == "tree" else broken(original), holds)
+    every(count, lambda dice: logs(dice, original) if change == "tree" else broken(dice, original), holds)
 
 
 # Checkpoints ----------------------------------------------------------------------------------------
@@ -384,13 +388,18 @@ def test_a_checkpoint_is_refused_or_restored_as_it_was_saved(
         again, stated = saved(found, checkpoint.peek(folder)), said_by(content)
         if change != "resealed" and "checksum" in stated["/note"]:
             assert again == whole
-        else:  # a file without a checksum is an older version's
+        else:  # a file without a checksum is an older version's, and so is one without a field that has a default
             stated["/note"]["checksum"] = said_by(again[path.name])["/note"]["checksum"]
+            if file == "state.safetensors" and not stated["/note"]["state"].get("/empty"):
+                stated["/note"]["state"]["/empty"] = ["own"]
             assert said_by(again[path.name]) == stated
 
     holds(original)
-    damaged = rewritten(original) | broken(original)
-    every(count, rewritten(original, resealed) if change == "resealed" else damaged, holds)
+    every(
+        count,
+        lambda dice: rewritten(dice, original, resealed) if change == "resealed" else damaged(dice, original),
+        holds,
+    )
 
 
 # Look-up tables -------------------------------------------------------------------------------------
@@ -437,8 +446,11 @@ def test_a_look_up_table_is_refused_or_read_as_it_was_saved(
         }
 
     holds(original)
-    damaged = rewritten(original) | broken(original)
-    every(count, rewritten(original, resealed) if change == "resealed" else damaged, holds)
+    every(
+        count,
+        lambda dice: rewritten(dice, original, resealed) if change == "resealed" else damaged(dice, original),
+        holds,
+    )
 
 
 # CSV files ------------------------------------------------------------------------------------------
@@ -472,31 +484,30 @@ CELLS = [
 ]
 
 
-@st.composite
-def sheets(draw: st.DrawFn, text: str) -> bytes:
+def sheets(dice: Random, text: str) -> bytes:
     """A sheet with other cells, rows or columns, written with or without quotes."""
     rows = list(csv.reader(io.StringIO(text)))
-    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
-        row = draw(st.integers(0, len(rows) - 1))
-        column = draw(st.integers(0, max(len(rows[row]) - 1, 0)))
-        match draw(st.sampled_from(["cell", "cell", "cell", "cell", "drop", "twice", "wide", "narrow", "swap"])):
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        row = dice.randint(0, len(rows) - 1)
+        column = dice.randint(0, max(len(rows[row]) - 1, 0))
+        match dice.choice(["cell", "cell", "cell", "cell", "drop", "twice", "wide", "narrow", "swap"]):
             case "drop" if len(rows) > 1:
                 del rows[row]
             case "twice":
                 rows.insert(row, list(rows[row]))
             case "wide":
-                rows[row].insert(column, draw(st.sampled_from(CELLS)))
+                rows[row].insert(column, dice.choice(CELLS))
             case "narrow" if rows[row]:
                 del rows[row][column]
             case "swap":
-                other = draw(st.integers(0, len(rows) - 1))
+                other = dice.randint(0, len(rows) - 1)
                 rows[row], rows[other] = rows[other], rows[row]
             case _ if rows[row]:
-                rows[row][column] = draw(st.sampled_from(CELLS))
-    if draw(st.booleans()):
+                rows[row][column] = dice.choice(CELLS)
+    if dice.choice([False, True]):
         return "\n".join(",".join(row) for row in rows).encode()
     made = io.StringIO()
-    csv.writer(made, quoting=draw(st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))).writerows(rows)
+    csv.writer(made, quoting=dice.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])).writerows(rows)
     return made.getvalue().encode()
 
 
@@ -582,7 +593,7 @@ def test_a_sheet_is_refused_or_means_what_its_cells_say(tmp_path: Path, key: str
 
     holds(CSV[key].encode())
     assert small.config(devices=of_sheet(key, path))
-    every(count, sheets(CSV[key]) if change == "cells" else broken(CSV[key].encode()), holds)
+    every(count, lambda dice: sheets(dice, CSV[key]) if change == "cells" else broken(dice, CSV[key].encode()), holds)
 
 
 # Data files -----------------------------------------------------------------------------------------
@@ -628,50 +639,45 @@ def bomb(beside: bool) -> bytes:
     return made.getvalue()
 
 
-@st.composite
-def archives(draw: st.DrawFn, original: list[tuple[str, bytes]]) -> bytes:
+def archives(dice: Random, original: list[tuple[str, bytes]]) -> bytes:
     """An archive with other arrays, names and members."""
     members = list(original)
-    for _ in range(draw(st.sampled_from([1, 1, 2]))):
-        place = draw(st.integers(0, len(members) - 1))
+    for _ in range(dice.choice([1, 1, 2])):
+        place = dice.randint(0, len(members) - 1)
         name, content = members[place]
         array = ARRAYS.get(name.removesuffix(".npy"), ARRAYS["y_train"])
-        match draw(
-            st.sampled_from(["type", "shape", "claim", "value", "drop", "twice", "name", "bytes", "pickle", "bomb"])
-        ):
+        match dice.choice(["type", "shape", "claim", "value", "drop", "twice", "name", "bytes", "pickle", "bomb"]):
             case "type" if array.dtype.kind != "U":
-                members[place] = name, npy(array.astype(draw(st.sampled_from(DTYPES))))
+                members[place] = name, npy(array.astype(dice.choice(DTYPES)))
             case "shape":
                 shapes = (
                     [(-1,), (-1, 1), (2, -1), (1, -1), (1, 1, 1, 1, -1)] if array.size % 2 == 0 else [(-1,), (-1, 1)]
                 )
                 reshaped = [array.reshape(shape) for shape in shapes]
-                members[place] = name, npy(draw(st.sampled_from([array[:0], array[:1], array.flat[0], *reshaped])))
+                members[place] = name, npy(dice.choice([array[:0], array[:1], array.flat[0], *reshaped]))
             case "claim":
-                lie = draw(st.sampled_from([(1 << 40,), (1 << 62, 4), (0,), (len(array) + 1,), (1,), (1, 1 << 30)]))
+                lie = dice.choice([(1 << 40,), (1 << 62, 4), (0,), (len(array) + 1,), (1,), (1, 1 << 30)])
                 members[place] = name, npy(array, lie)
             case "value" if array.dtype.kind != "U":
                 changed = array.astype("f8").reshape(-1).copy()
-                changed[0] = draw(st.sampled_from([math.nan, math.inf, -1.0, 1e30, 255.0, 2.0**40]))
+                changed[0] = dice.choice([math.nan, math.inf, -1.0, 1e30, 255.0, 2.0**40])
                 members[place] = name, npy(changed.reshape(array.shape))
             case "drop" if len(members) > 1:
                 del members[place]
             case "twice":
-                members.insert(0, (name, draw(st.sampled_from(original))[1]))
+                members.insert(0, (name, dice.choice(original)[1]))
             case "name":
-                other = draw(
-                    st.sampled_from(["../x_train.npy", "/x.npy", "x_train", "", "é.npy", "x_train.npy", "a/b.npy"])
-                )
+                other = dice.choice(["../x_train.npy", "/x.npy", "x_train", "", "é.npy", "x_train.npy", "a/b.npy"])
                 members[place] = other, content
             case "bytes":
-                members[place] = name, draw(broken(content))
+                members[place] = name, broken(dice, content)
             case "pickle":
                 made = io.BytesIO()
                 np.save(made, np.array([{}, None]), allow_pickle=True)
                 members[place] = name, made.getvalue()
             case "bomb":
-                return bomb(draw(st.booleans()))
-    return zipped(members, packed=draw(st.booleans()))
+                return bomb(dice.choice([False, True]))
+    return zipped(members, packed=dice.choice([False, True]))
 
 
 def arrays_in(content: bytes) -> dict[str, Any]:
@@ -719,7 +725,7 @@ def test_a_data_file_is_refused_or_has_the_arrays_that_it_holds(
     path.write_bytes(original)
     assert sources.stored("own", held_out=held_out).class_names
     holds(original)
-    every(count, archives(members) if change == "arrays" else broken(original), holds)
+    every(count, lambda dice: archives(dice, members) if change == "arrays" else broken(dice, original), holds)
 
 
 # Bundles --------------------------------------------------------------------------------------------
@@ -790,8 +796,11 @@ def test_a_bundle_is_refused_or_gives_the_outputs_of_what_it_holds(
             assert (header, parts_of(content)[2]) == (parts[0], parts[2])
             assert all(np.array_equal(found[size], expected[size]) for size in expected)
 
-    damaged = rewritten(original) | broken(original)
-    every(count, rewritten(original, rehashed) if change == "rehashed" else damaged, holds)
+    every(
+        count,
+        lambda dice: rewritten(dice, original, rehashed) if change == "rehashed" else damaged(dice, original),
+        holds,
+    )
 
 
 @cases
@@ -836,7 +845,10 @@ def test_no_change_of_a_signed_bundle_is_accepted(tmp_path: Path, name: str, cou
         path.write_bytes(content)
         assert content == signed or refused(path, lambda: BUNDLES[name](path, key=key, verify=False)) is None
 
-    every(count, rewritten(signed, rehashed) | broken(signed), holds)
+    def changed(dice: Random) -> bytes:
+        return rewritten(dice, signed, rehashed) if dice.choice([False, True]) else broken(dice, signed)
+
+    every(count, changed, holds)
 
 
 # What the cases found -------------------------------------------------------------------------------
@@ -865,6 +877,17 @@ def test_a_changed_round_in_a_checkpoint_is_noticed(tmp_path: Path, run: Path) -
         checkpoint.round_of(folder)
 
 
+@pytest.mark.parametrize("state", [[], {"/empty": ["own", "own"]}, {"/empty": "own"}])
+def test_a_state_that_no_run_writes_is_refused(tmp_path: Path, run: Path, state: Any) -> None:
+    folder = copied(run, tmp_path / "run")
+    path = folder / "state.safetensors"
+    header, note, data = parts_of(path.read_bytes())
+    path.write_bytes(resealed(header, note | {"state": state}, data))
+    experiment = Experiment.from_config(configs.load(run / "config.toml"))
+    with pytest.raises(CheckpointError, match=r"its state is \[\]|empty mappings are|of other types"):
+        checkpoint.restore_from(folder, experiment.method.init(experiment.context))
+
+
 def test_a_changed_norm_that_a_client_keeps_is_noticed(tmp_path: Path, run: Path) -> None:
     folder = copied(run, tmp_path / "run")
     path = sorted((folder / "kept").iterdir())[0]
@@ -880,6 +903,56 @@ def test_a_small_data_file_of_a_large_array_is_refused_before_it_is_unpacked(tmp
     (tmp_path / "bomb.npz").write_bytes(bomb(beside))
     with bounded(), pytest.raises(DataError, match=r"bomb\.npz cannot be read: .*300000\d+ bytes, out of"):
         read_npz(tmp_path / "bomb.npz")
+
+
+def test_a_table_that_counts_half_of_its_samples_is_refused(tmp_path: Path, searched: tuple[Experiment, Path]) -> None:
+    header, note, data = parts_of(searched[1].read_bytes())
+    (tmp_path / "table.safetensors").write_bytes(resealed(header, note | {"samples": {"trained": 24}}, data))
+    with pytest.raises(CheckpointError, match=r"its samples are \{'trained': 24\}"):
+        lookup.read(tmp_path / "table.safetensors", searched[0])
+
+
+def test_a_data_file_that_counts_more_arrays_than_it_lists_is_refused(tmp_path: Path) -> None:
+    """The length of its list is shorter, so that zipfile and numpy leave out the last arrays."""
+    content = bytearray(zipped([(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()]))
+    last = content.rindex(b"PK\x01\x02")
+    length = int.from_bytes(content[-10:-6], "little") - (len(content) - 22 - last)
+    (tmp_path / "own.npz").write_bytes(content[:last] + content[-22:-10] + length.to_bytes(4, "little") + content[-6:])
+    assert len(np.load(tmp_path / "own.npz").files) == len(ARRAYS) - 1
+    with pytest.raises(DataError, match=r"own\.npz cannot be read: .*it counts 6 arrays and lists 5"):
+        read_npz(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize("point", [0x110000, 0xD800])
+def test_names_of_characters_that_do_not_exist_are_refused(tmp_path: Path, point: int) -> None:
+    array = npy(np.frombuffer(np.array([97, point], "<u4").tobytes(), "<U2"))
+    (tmp_path / "own.npz").write_bytes(zipped([("class_names.npy", array)]))
+    with pytest.raises(DataError, match=r"own\.npz cannot be read: .*class_names has characters that do not exist"):
+        read_npz(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (24, 4, 4, 1)])
+def test_groups_that_are_no_list_are_refused_before_a_part_is_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setenv("ANYSIZE_DATA", str(tmp_path))
+    arrays = {name: array for name, array in ARRAYS.items() if "test" not in name}
+    wrong = arrays | {"group_train": np.zeros(shape, np.uint8)}
+    (tmp_path / "own.npz").write_bytes(zipped([(f"{name}.npy", npy(array)) for name, array in wrong.items()]))
+    with pytest.raises(DataError, match="group_train has shape"):
+        sources.stored("own", held_out=0.25)
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (24, 2)])
+def test_a_part_is_held_out_also_if_targets_are_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setenv("ANYSIZE_DATA", str(tmp_path))
+    arrays = {"x_train": ARRAYS["x_train"], "y_train": np.arange(24 * shape[1]).reshape(shape) % 3}
+    (tmp_path / "own.npz").write_bytes(zipped([(f"{name}.npy", npy(array)) for name, array in arrays.items()]))
+    data = sources.stored("own", held_out=0.25)
+    assert data.test is not None
+    assert (len(data.train), len(data.test)) == (18, 6)
 
 
 @pytest.mark.parametrize("cell", ["9" * 400, "1e999"])

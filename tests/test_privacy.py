@@ -20,7 +20,7 @@ from anysize.methods import FLANC, FedHM, SplitMix
 from anysize.methods.private import Mechanism, NoisySum, Quantile
 from anysize.runs.experiment import Experiment
 
-pytest.importorskip("opacus")
+create_accountant = pytest.importorskip("opacus").accountants.create_accountant
 
 
 def gaussian_epsilon(noise: float, rounds: int, delta: float) -> float:
@@ -49,6 +49,40 @@ def test_the_accountant_gives_what_is_known_of_sampled_rounds() -> None:
     assert epsilon(4.0, 0.01, 10_000, 1e-5) == pytest.approx(1.26, abs=0.27)
     found = [epsilon(1.0, q, 40, 1e-5) for q in (0.01, 0.1, 0.4, 1.0)]
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize(
+    "noise, sampling, rounds", [(1.0, 0.1, 100), (0.8, 0.01, 2000), (4.0, 1.0, 10), (2.0, 0.3, 40)]
+)
+def test_the_accountant_is_opacus_own_and_no_tighter_than_numerical_composition(
+    noise: float, sampling: float, rounds: int
+) -> None:
+    found = epsilon(noise, sampling, rounds, 1e-5)
+    theirs = {}
+    for name in ("rdp", "prv"):
+        accountant = create_accountant(name)
+        accountant.history = [(noise, sampling, rounds)]
+        theirs[name] = accountant.get_epsilon(delta=1e-5)
+    assert found <= theirs["rdp"] * (1 + 1e-9)  # ours has a few orders more
+    assert found == pytest.approx(theirs["rdp"], rel=0.02)
+    assert theirs["prv"] - 0.02 <= found <= 1.4 * theirs["prv"]  # its error is at most 0.01 either way
+
+
+@pytest.mark.parametrize("noise, sampling", [(1.0, 0.1), (0.7, 0.5), (2.0, 0.9), (0.5, 0.01)])
+def test_one_sampled_round_is_bounded_by_the_accountant(noise: float, sampling: float) -> None:
+    """The exact delta of (1 - q) N(0, z) + q N(1, z) against N(0, z), in both directions, by a sum over a fine grid."""
+    x = np.linspace(-40 * noise, 1 + 40 * noise, 2_000_001)
+    without = np.exp(-(x**2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
+    shifted = np.exp(-((x - 1) ** 2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
+    taking_part = (1 - sampling) * without + sampling * shifted
+
+    def delta(found: float) -> float:
+        pairs = ((taking_part, without), (without, taking_part))
+        return max(float(np.maximum(p - math.exp(found) * q, 0).sum() * (x[1] - x[0])) for p, q in pairs)
+
+    found = epsilon(noise, sampling, 1, 1e-5)
+    assert delta(found) <= 1e-5
+    assert delta(found / 3) > 1e-5
 
 
 DEEP = {"name": "mlp", "options": {"hidden": [16, 16]}}
@@ -136,6 +170,15 @@ def test_a_resumed_private_run_has_the_same_noise(tmp_path: Path, privacy: dict[
     assert [("clip" in event["privacy"]) for event in whole.history] == 2 * [privacy is MOVING]
     one, other = ((tmp_path / name / "state.safetensors").read_bytes() for name in ("whole", "parts"))
     assert one == other
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_update_that_no_factor_makes_short_adds_nothing(wrong: float) -> None:
+    private = Mechanism(0.5, 2.0, [], 0, Quantile(0.5, 3.0, 50.0)).round(1)
+    sent = {"w": torch.ones(2), "v": torch.zeros(1)}
+    taken = private.clipped(sent, {"w": torch.tensor([wrong, 1.0]), "v": torch.ones(1)})
+    assert all(torch.equal(taken[name], sent[name]) for name in sent)
+    assert private._others == 1
 
 
 # A clip that follows the norms

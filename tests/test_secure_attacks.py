@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from anysize.errors import TrustError
-from anysize.methods.sums import CLIENTS, mean_of
+from anysize.deploy.summed import SUMMED, Summed
+from anysize.errors import ConfigError, TrustError
+from anysize.methods.messages import SubModel, Ticket
+from anysize.methods.sums import CLIENTS, mean_of, words_of
 from anysize.wire import dump, load
 
 pytest.importorskip("flwr", reason="Flower is an extra")
@@ -48,7 +50,7 @@ class Server:
     def asks(self, name: str, note: dict[str, Any], blobs: list[bytes] | None = None) -> Any:
         """The note and the blobs of a device's answer; a TrustError with its words if it refuses."""
         content = messages.with_note(note, messages.record(blobs or []))
-        answer = self.wire.desks[name].reply("train", content)
+        answer = self.wire.desk(name).reply("train", content)
         said = messages.note_in(answer)
         if "failure" in said:
             raise TrustError(said["failure"])
@@ -66,9 +68,8 @@ class Server:
         """A device's answer to a step of the sum."""
         return self.asks(name, {"hello": hello or self.hello, "sum": membership.asked(step, round, told)})
 
-    def summed(self, lies: dict[str, dict[str, Any]], round: int = 1) -> Any:
-        """The sum of all devices of size 0.5, of whom some got something else."""
-        names = [VICTIM, *OTHERS]
+    def summed(self, lies: dict[str, dict[str, Any]], round: int = 1, names: Sequence[str] = (VICTIM, *OTHERS)) -> Any:
+        """The sum of devices of size 0.5, of whom some got something else."""
         place = {name: self.message[name].ticket.client for name in names}
         hello = {name: lies.get(name, {}).get("hello", self.hello) for name in names}
         collector = masking.Collector(3)
@@ -123,13 +124,79 @@ def test_a_server_that_sends_the_others_something_else_does_not_get_the_sum(tmp_
 def test_a_round_cannot_be_replayed_by_way_of_another_experiment(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.summed({})
-    server.train("e", hello={**server.hello, "run": "0123abcd"})  # this device was in no sum
+    other = {**server.hello, "brief": {**server.hello["brief"]}}
+    other["brief"]["config"] = other["brief"]["config"].replace("learning_rate = 0.05", "learning_rate = 0.04")
     with pytest.raises(TrustError, match="refused round 1: what it learned in round 1 was summed already"):
         server.train(VICTIM)
-    server.train(VICTIM, hello={**server.hello, "run": "0123abcd"})  # a device holds one experiment at a time
+    server.train(VICTIM, round=2, hello=other)  # a device holds one experiment at a time
     with pytest.raises(TrustError, match="refused round 1: what it learned in round 1 was summed already"):
         server.train(VICTIM)
     server.train(VICTIM, round=2)
+
+
+def test_a_round_cannot_be_replayed_by_way_of_a_run_that_the_server_invents(tmp_path: Path) -> None:
+    """The others learn the same again, bit for bit: without the victim, the difference of sums would be its update."""
+    server = Server(tmp_path)
+    server.summed({})
+    again = {**server.hello, "run": "0123abcd"}
+    server.train("e", hello=again)  # this device was in no sum
+    for name in OTHERS:
+        with pytest.raises(TrustError, match=r"the same message was summed in another run.*another seed"):
+            server.train(name, hello=again)
+    server.train(VICTIM, round=2, hello=again)
+
+
+def test_a_server_that_compares_sums_over_almost_the_same_network_sees_what_one_device_learned(tmp_path: Path) -> None:
+    """The page says so: no device can tell that another run, with one number changed, leaves it out."""
+    server = Server(tmp_path)
+    ticket = server.message[VICTIM].ticket.to_json() | {"rate": 0.05}
+    sent = SubModel(server.message[VICTIM].tensors, Ticket.from_json(ticket))
+    (learned,) = fleet.inside(server.experiment, server.wire.home).perform([sent])
+    own = words_of(learned, sent, server.experiment.context.tricks).view("int64")[2:].astype(float)
+
+    def nudged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        changed = {name: tensor.clone() for name, tensor in tensors.items()}
+        changed["network.head.bias"][0] += 1e-6
+        return changed
+
+    lie = {"hello": {**server.hello, "run": "0123abcd"}, "tensors": nudged}
+    without = server.summed(dict.fromkeys(OTHERS, lie), names=OTHERS).view("int64").astype(float)
+    difference = (server.summed({}).view("int64").astype(float) - without)[2:]
+    assert np.corrcoef(difference, own)[0, 1] > 0.999
+
+
+def test_a_device_that_was_started_again_remembers_its_sums(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.summed({})
+    server.wire.desks.clear()  # their processes end
+    with pytest.raises(TrustError, match="refused round 1: what it learned in round 1 was summed already"):
+        server.train(VICTIM)
+    with pytest.raises(TrustError, match="the same message was summed in another run"):
+        server.train(VICTIM, hello={**server.hello, "run": "0123abcd"})
+    server.train(VICTIM, round=2)
+
+
+def test_a_device_that_cannot_remember_a_sum_tells_nothing_in_it(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    (server.wire.home / "devices" / VICTIM / SUMMED).mkdir()
+    server.wire.desks.clear()
+    with pytest.raises(ConfigError, match="does not say what this device told in secure sums"):
+        server.train(VICTIM)
+    (server.wire.home / "devices" / VICTIM / SUMMED).rmdir()
+    memory = Summed(tmp_path / "none" / SUMMED)
+    with pytest.raises(TrustError, match="could not write"):
+        memory.note("ab", 1, b"message")
+    memory.check("ab", 1, b"message")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"rounds": {"a": 1}}', '{"rounds": {"a": "1"}, "messages": []}', '{"rounds": [], "messages": 3}'],
+)
+def test_a_damaged_memory_of_sums_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / SUMMED).write_text(text)
+    with pytest.raises(ConfigError, match=f"{SUMMED} does not say what this device told"):
+        Summed(tmp_path / SUMMED)
 
 
 def test_numbers_written_in_several_ways_do_not_make_a_sum_larger(tmp_path: Path) -> None:

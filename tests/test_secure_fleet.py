@@ -74,6 +74,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def laid_out(folder: Path, text: str = EXPERIMENT) -> Path:
+    folder.mkdir(exist_ok=True)
     file = folder / "own.toml"
     file.write_text(text)
     home = folder / "fleet"
@@ -103,9 +104,7 @@ class Wire:
 
     def send(self, node: int, kind: str, content: Any, round: int, seconds: float | None) -> str | None:
         name, step = self.there[node], step_of(kind, content)
-        if name not in self.desks:
-            self.desks[name] = client.Service(self.home / "devices" / name / "device.toml")
-        answer = self.desks[name].reply(kind, content)
+        answer = self.desk(name).reply(kind, content)
         fault = self.faults.get(name)
         answer = answer if fault is None else fault(step, content, answer)
         self._count += 1
@@ -113,6 +112,12 @@ class Wire:
             self.seen.append((name, step, answer))
             self._replies[str(self._count)] = link.Reply(answer)
         return str(self._count)
+
+    def desk(self, name: str) -> Any:
+        """A device's process; a new one if it has none."""
+        if name not in self.desks:
+            self.desks[name] = client.Service(self.home / "devices" / name / "device.toml")
+        return self.desks[name]
 
     def replies(self, sent: Collection[str]) -> dict[str, Any]:
         return {number: self._replies.pop(number) for number in sent if number in self._replies}
@@ -320,6 +325,17 @@ def test_a_device_takes_part_only_in_sums_as_large_as_its_file_asks(
     with pytest.raises(TrustError, match=f"{why}; this device's file allows sums over at least 4"):
         gate.accepted(configs.dumps(config), device)
     assert gate.accepted(configs.dumps(config), device.model_copy(update={"secure_threshold": asked}))
+
+
+def test_a_fleet_that_is_laid_out_for_sums_refuses_a_server_that_takes_the_line_out(tmp_path: Path) -> None:
+    home = laid_out(tmp_path)
+    device = device_file.load(home / "devices" / "a" / "device.toml")
+    with pytest.raises(TrustError, match="wants to see single updates; this device's file allows sums over at least 3"):
+        gate.accepted(EXPERIMENT.replace("secure_threshold = 3", ""), device)
+    layout.extend(home, {"late": {"capacity": 0.5}}, None)
+    assert device_file.load(home / "devices" / "late" / "device.toml").secure_threshold == 3
+    other = laid_out(tmp_path / "other", EXPERIMENT.replace("secure_threshold = 3", ""))
+    assert device_file.load(other / "devices" / "a" / "device.toml").secure_threshold is None
 
 
 def changed(step: str, change: Callable[[Any], Any]) -> Fault:

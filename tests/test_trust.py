@@ -19,15 +19,18 @@ import small
 from anysize import config as configs
 from anysize.deploy.affordable import message_cost
 from anysize.deploy.device_file import DeviceConfig, Limits
-from anysize.deploy.gate import Gate, accepted
+from anysize.deploy.gate import Gate, accepted, refuse_layers
 from anysize.deploy.guard import Guard
 from anysize.devices.budget import Budget
 from anysize.engines.base import Absence
 from anysize.engines.inprocess import InProcess
 from anysize.errors import ConfigError, TrustError
+from anysize.experiment.brief import Brief
+from anysize.experiment.signature import Known
 from anysize.methods.messages import Client, SubModel, Update
 from anysize.runs.experiment import Experiment
 from anysize.wire import Json, Tensors, dump, flatten, load, peek
+from fuzzing import bounded
 
 METHODS = ("fedavg", "heterofl", "flanc", "splitmix", "prism", "elf", "fjord", "fedhm", "oat")
 
@@ -455,6 +458,35 @@ def test_an_experiment_may_not_read_files_of_the_device() -> None:
         accepted(TEXT + 'devices.file = "/etc/passwd"\n', device())
     with pytest.raises(ConfigError):
         accepted("no = toml = at all", device())
+
+
+def test_an_experiment_of_a_simulation_is_refused_since_clients_tell_more_there() -> None:
+    text = TEXT.replace('data.name = "devices"', 'data = { name = "digits", clients = 5 }')
+    for name in ("digits", "os:system"):
+        with pytest.raises(TrustError, match=f"data.name = \"'{name}'\", which is for simulations"):
+            accepted(text.replace("digits", name), device())
+
+
+@pytest.mark.parametrize(
+    "option", ['checkpoint_path = "own.pth"', 'pretrained_cfg = { url = "https://x" }', 'layers = ["kernels/x"]']
+)
+def test_options_of_another_packages_network_lead_to_no_file_and_no_address(option: str) -> None:
+    text = TEXT.replace('"mlp"', f'"timm:resnet18", options = {{ num = 3, act_layer = "relu", {option} }}')
+    with pytest.raises(TrustError, match="may lead to a file or an address"):
+        accepted(text, device("timm:resnet18"))
+    assert accepted(text.replace(f", {option}", ""), device("timm:resnet18"))
+
+
+def test_a_network_with_a_layer_that_no_memory_holds_is_refused_before_it_is_made() -> None:
+    text = TEXT.replace('"mlp"', '"mlp", options = { hidden = [1_000_000, 1_000_000] }')
+    found = Known(own().signature, own().sizes)
+    huge = Brief(configs.loads(text), found).experiment()
+    with bounded(), pytest.raises(TrustError, match=r"a tensor of 4e\+12 bytes, and 2e\+09 bytes of memory are free"):
+        refuse_layers(huge, 2e9)
+    usual = Brief(configs.loads(TEXT), found).experiment()
+    refuse_layers(usual, 256 * 128 * 4)
+    with pytest.raises(TrustError, match=r"a tensor of 1\.31e"):
+        refuse_layers(usual, 256 * 128 * 4 - 1)
 
 
 # What leaves a device -------------------------------------------------------------------------------

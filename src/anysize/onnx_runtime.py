@@ -20,9 +20,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import statistics
 import threading
 import time
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -463,6 +465,8 @@ class _Stored:
 class _File:
     """A bundle's file: what its header says, checked against its length, its note, and the graphs that follow it.
 
+    It stays open, so that what is read later is what was checked, also if another file takes its place.
+
     Args:
         path: the file.
         formats: those that are read; in the first one the note is compressed.
@@ -471,12 +475,13 @@ class _File:
     def __init__(self, path: Path, formats: Sequence[str]) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                self.start = 8 + length
-                size = path.stat().st_size
-                _demand(length <= min(_LONGEST_HEADER, size - 8), f"its header has {length} bytes")
-                self._head = length.to_bytes(8, "little") + file.read(length)
+            self.opened = open(path, "rb")  # noqa: SIM115 - closed with this object
+            weakref.finalize(self, self.opened.close)
+            length = int.from_bytes(self.opened.read(8), "little")
+            self.start = 8 + length
+            size = os.fstat(self.opened.fileno()).st_size
+            _demand(length <= min(_LONGEST_HEADER, size - 8), f"its header has {length} bytes")
+            self._head = length.to_bytes(8, "little") + self.opened.read(length)
             header = json.loads(self._head[8:], object_pairs_hook=_once)
             self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
             self._seal = _object((header.get("__metadata__") or {})[NOTE])
@@ -501,10 +506,9 @@ class _File:
     def _opened(self, key: str) -> bytes:
         """The bytes that a tensor holds compressed."""
         begin, end = self._header[key]["data_offsets"]
-        with open(self.path, "rb") as file:
-            file.seek(self.start + begin)
-            opener = zlib.decompressobj()
-            opened = opener.decompress(file.read(end - begin), _LONGEST_NOTE)
+        self.opened.seek(self.start + begin)
+        opener = zlib.decompressobj()
+        opened = opener.decompress(self.opened.read(end - begin), _LONGEST_NOTE)
         _demand(opener.eof and not opener.unused_data, f"'{key}' is not whole, or too long")
         return opened
 
@@ -555,10 +559,9 @@ class _File:
     def _pieces(self, finite: Callable[[str, bytes, bool], bool] | None = None) -> Iterator[bytes]:
         """The bytes of all tensors in order, each tensor in pieces of whole numbers."""
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self.start)
-                for key, length in self.places.values():
-                    yield from self._pieces_of(key, length, file, finite)
+            self.opened.seek(self.start)
+            for key, length in self.places.values():
+                yield from self._pieces_of(key, length, self.opened, finite)
         except OSError as error:
             raise BundleError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
@@ -892,15 +895,19 @@ class _Source:
         """A copy of a part of a stored tensor, as it is in the file."""
         stored = self.file.stored[number]
         kind = np.dtype(_KINDS[stored.kind])
-        begin = self.file.start + self._begins[stored.key] + (stored.offset or 0) * kind.itemsize
-        whole: Array = np.memmap(self.file.path, kind, "r", begin, stored.shape or (1,))
-        whole = whole.reshape(stored.shape)
+        begin = self._begins[stored.key] + (stored.offset or 0) * kind.itemsize
+        whole = self._bytes(begin, kind, stored.shape or (1,)).reshape(stored.shape)
         for axis, (part, size) in enumerate(zip(asked, stored.shape)):
             if isinstance(part, list):
                 whole = np.take(whole, _rows(part), axis)
             else:
                 whole = whole[(slice(None),) * axis + (slice(0, _end(part, size)),)]
         return np.array(whole, order="C")
+
+    def _bytes(self, begin: int, kind: Any, shape: tuple[int, ...]) -> Array:
+        """Numbers of the file, behind its header; only those that are used are read."""
+        whole: Array = np.memmap(self.file.opened, kind, "r", self.file.start + begin, shape)
+        return whole
 
 
 def _finite(kind: str, piece: bytes, mask: bool) -> bool:

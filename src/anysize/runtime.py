@@ -22,9 +22,11 @@ import hashlib
 import json
 import math
 import operator
+import os
 import statistics
 import threading
 import time
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -537,6 +539,8 @@ class _Stored:
 class _File:
     """A bundle's file: what its header says, checked against its length, its note, and the graphs that follow it.
 
+    It stays open, so that what is read later is what was checked, also if another file takes its place.
+
     Args:
         path: the file.
         formats: those that are read; in the first one the note is compressed.
@@ -545,12 +549,13 @@ class _File:
     def __init__(self, path: Path, formats: Sequence[str]) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                self.start = 8 + length
-                size = path.stat().st_size
-                _demand(length <= min(_LONGEST_HEADER, size - 8), f"its header has {length} bytes")
-                self._head = length.to_bytes(8, "little") + file.read(length)
+            self.opened = open(path, "rb")  # noqa: SIM115 - closed with this object
+            weakref.finalize(self, self.opened.close)
+            length = int.from_bytes(self.opened.read(8), "little")
+            self.start = 8 + length
+            size = os.fstat(self.opened.fileno()).st_size
+            _demand(length <= min(_LONGEST_HEADER, size - 8), f"its header has {length} bytes")
+            self._head = length.to_bytes(8, "little") + self.opened.read(length)
             header = json.loads(self._head[8:], object_pairs_hook=_once)
             self._header: dict[str, Any] = {key: header[key] for key in header if key != "__metadata__"}
             self._seal = _object((header.get("__metadata__") or {})[NOTE])
@@ -575,10 +580,9 @@ class _File:
     def _opened(self, key: str) -> bytes:
         """The bytes that a tensor holds compressed."""
         begin, end = self._header[key]["data_offsets"]
-        with open(self.path, "rb") as file:
-            file.seek(self.start + begin)
-            opener = zlib.decompressobj()
-            opened = opener.decompress(file.read(end - begin), _LONGEST_NOTE)
+        self.opened.seek(self.start + begin)
+        opener = zlib.decompressobj()
+        opened = opener.decompress(self.opened.read(end - begin), _LONGEST_NOTE)
         _demand(opener.eof and not opener.unused_data, f"'{key}' is not whole, or too long")
         return opened
 
@@ -629,10 +633,9 @@ class _File:
     def _pieces(self, finite: Callable[[str, bytes, bool], bool] | None = None) -> Iterator[bytes]:
         """The bytes of all tensors in order, each tensor in pieces of whole numbers."""
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self.start)
-                for key, length in self.places.values():
-                    yield from self._pieces_of(key, length, file, finite)
+            self.opened.seek(self.start)
+            for key, length in self.places.values():
+                yield from self._pieces_of(key, length, self.opened, finite)
         except OSError as error:
             raise BundleError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
@@ -941,6 +944,8 @@ class _Source:
         try:
             opener: Any = safetensors.safe_open
             self._open = opener(file.path, "pt")
+            if not os.path.samestat(os.fstat(file.opened.fileno()), os.stat(file.path)):
+                raise BundleError(f"{file.path} was replaced while it was read; load it again")
         except (safetensors.SafetensorError, OSError) as error:
             raise BundleError(f"{file.path} is damaged or not an anysize bundle ({error})") from None
 

@@ -258,7 +258,8 @@ def restore(kind: type[T], tensors: Mapping[str, Tensor], note: Json) -> T:
     """
     tree: Json = {}
     empty = note.get(_EMPTY, [])
-    if not isinstance(empty, list) or not all(isinstance(name, str) for name in empty):
+    named = isinstance(empty, list) and all(isinstance(name, str) for name in empty)
+    if not named or empty != sorted(set(empty)):
         raise CheckpointError(f"the checkpoint's empty mappings are {short(empty)}")
     for name in sorted(tensors):
         *path, last = name.split("/")

@@ -12,6 +12,7 @@ import json
 import lzma
 import os
 import re
+import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -107,9 +108,32 @@ def read_npz(path: Path) -> Arrays:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(archive, members)
+            _check_count(path, len(archive.comment), len(members))
         opened = np.load(path, allow_pickle=False)
         with opened:
-            return {name: opened[name] for name in opened.files}
+            arrays = {name: opened[name] for name in opened.files}
+        for name, array in arrays.items():
+            _check_text(name, array)
+        return arrays
+
+
+def _check_count(path: Path, comment: int, listed: int) -> None:
+    """Refuse an archive whose last record counts other members than its list has: readers believe a shorter list."""
+    with path.open("rb") as file:
+        file.seek(-_END_BYTES - comment, os.SEEK_END)
+        end = file.read(_END_BYTES)
+    counted = int.from_bytes(end[10:12], "little")
+    if counted != min(listed, 0xFFFF):
+        raise ValueError(f"it counts {counted} arrays and lists {listed}")
+
+
+def _check_text(name: str, array: Array) -> None:
+    """Refuse texts with numbers that are no characters: nobody could print them."""
+    if array.dtype.kind != "U":
+        return
+    points = np.frombuffer(array.tobytes(), np.dtype("u4").newbyteorder(array.dtype.byteorder))
+    if bool(((points > sys.maxunicode) | ((points >= 0xD800) & (points < 0xE000))).any()):
+        raise ValueError(f"{name} has characters that do not exist")
 
 
 def _check_members(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo]) -> None:
@@ -128,6 +152,7 @@ def _check_members(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo])
                 raise ValueError(f"{member.filename} does not have as many bytes as its shape {shape} needs")
 
 
+_END_BYTES = 22  # of a zip file's last record, without its comment
 _LARGE, _MOST_PACKED = 50_000_000, 300  # bytes; how many times a large array may be larger than it is packed
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 

@@ -389,6 +389,10 @@ def from_arrays(arrays: Arrays, source: str, held_out: float = 0.0) -> Data:
         lengths = {key: np.shape(arrays[key])[:1] for key in ("x_train", "y_train", "group_train") if key in arrays}
         if len(set(lengths.values())) > 1 or () in lengths.values():
             problems.append(f"{', '.join(lengths)} do not have one row for each sample")
+        if np.ndim(arrays.get("group_train", [])) != 1:
+            problems.append(
+                f"group_train has shape {np.shape(arrays['group_train'])}; expected one name for each sample"
+            )
     if problems:
         raise DataError(f"{source}: {'; '.join(problems)}")
     if held_out:
@@ -527,10 +531,12 @@ def _located(name: str, file: str, format: str) -> Path:
 
 
 def _part(arrays: Arrays, which: str) -> TensorPart:
-    y = arrays[f"y_{which}"]
-    # Some files keep one label per row as a column.
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    return TensorPart(arrays[f"x_{which}"], y, arrays.get(f"group_{which}"))
+    return TensorPart(arrays[f"x_{which}"], _targets(arrays[f"y_{which}"]), arrays.get(f"group_{which}"))
+
+
+def _targets(y: Array) -> Array:
+    """The targets; some files keep one label per row as a column."""
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
 def _is_image(part: TensorPart) -> bool:
@@ -539,7 +545,8 @@ def _is_image(part: TensorPart) -> bool:
 
 def _with_test(arrays: Arrays, fraction: float) -> Arrays:
     per_sample = [key for key in ("x", "y", "group") if f"{key}_train" in arrays]
-    test = _held_out(arrays.get("group_train", arrays["y_train"]), fraction, "held out")
+    strata = arrays.get("group_train", _targets(arrays["y_train"]))
+    test = _held_out(strata if strata.ndim == 1 else np.zeros(len(strata)), fraction, "held out")
     split = {f"{key}_train": arrays[f"{key}_train"][~test] for key in per_sample}
     return arrays | split | {f"{key}_test": arrays[f"{key}_train"][test] for key in per_sample}
 

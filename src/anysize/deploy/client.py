@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 
 from anysize.client.process import hold_memory, spare_modules
+from anysize.cost.memory import available_bytes
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
 from anysize.deploy.footprint import FOOTPRINTS, noted
-from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_upper_bounds
+from anysize.deploy.gate import Gate, accepted, refuse_foreign_weights, refuse_layers, refuse_upper_bounds
 from anysize.deploy.introduction import Introduction, plain
 from anysize.deploy.kept import Kept
 from anysize.deploy.membership import Membership, digest
+from anysize.deploy.summed import SUMMED, Summed
 from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
@@ -61,7 +63,7 @@ class Service:
         self._device = device_file.load(file)
         self._limits = own_data.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
-        self._summed_in: dict[str, int] = {}
+        self._summed_in = Summed(self._device.path(SUMMED))
 
     def reply(self, kind: str, content: RecordDict) -> RecordDict:
         """The answer to a message of a kind, or why there is none, and what the device can afford next."""
@@ -137,17 +139,18 @@ class Knowledge:
     Args:
         device: its file.
         hello: the run and the experiment, as the server tells them.
-        summed: by run, the last round in which the device was summed securely; a new sum is noted there.
+        summed: the secure sums that the device was part of; a new one is noted there.
 
     Attributes:
         membership: the device's part in secure sums; None if the experiment does not sum securely.
     """
 
-    def __init__(self, device: DeviceConfig, hello: Json, summed: MutableMapping[str, int]) -> None:
+    def __init__(self, device: DeviceConfig, hello: Json, summed: Summed) -> None:
         brief = Brief.from_json(hello["brief"], partial(accepted, device=device))
         config, experiment = brief.config, brief.experiment()
         refuse_upper_bounds(experiment.method)
         refuse_foreign_weights(experiment.method, config, device)
+        refuse_layers(experiment, available_bytes())
         own = own_data.own_share(device, config, brief.known.signature)
         # A device makes the network without its weights, unless it must have them itself.
         with nullcontext() if isinstance(experiment.method, OnBase) else weightless():
@@ -157,7 +160,7 @@ class Knowledge:
         latency = noted_latency(device.path(LATENCIES), step, own_latency(*known, device.memory_bytes))
         footprint = noted(device.path(FOOTPRINTS), step)
         self._gate = Gate(*known, device.limits, config.devices.capacity_of, latency, footprint)
-        self._hello, run = hello, str(hello["run"])
+        self._brief, run = hello["brief"], str(hello["run"])
         self._kept = Kept(device.folder / KEPT, run, config.checkpoint_every)
         threshold, tricks = config.aggregation.secure_threshold, experiment.context.tricks
         self.membership = None if threshold is None else Membership(threshold, tricks, run, summed)
@@ -181,8 +184,8 @@ class Knowledge:
     def learned(self, own: Membership, blob: bytes, ticket: Any) -> Json:
         """The public keys for a sum over what was learned, which stays here."""
         sub_model = self._gate(blob, ticket)
-        own.check(sub_model.ticket)
-        message = digest(self._hello, sub_model.ticket, blob)
+        message = digest(self._brief, sub_model.ticket, blob)
+        own.check(sub_model.ticket, message)
         return own.begin(sub_model, self._performed(sub_model), message)
 
     def _performed(self, sub_model: SubModel) -> Update:

@@ -219,7 +219,9 @@ def device_text(name: str, can: Json, plan: Plan) -> str:
     host = f"[{plan.hosts[0]}]" if ":" in plan.hosts[0] else plan.hosts[0]
     about: Json = {"name": name, "server": f"{host}:{plan.port}", "key": KEY, "certificate": AUTHORITY}
     about |= {"data": plan.data, "options": dict(plan.options), "allow": list(plan.allow)}
-    return device_file.written(about | can)
+    # Without it, a server could take the line out of its experiment, and see single updates.
+    threshold = configs.loads(plan.experiment).aggregation.secure_threshold
+    return device_file.written(about | can | ({} if threshold is None else {"secure_threshold": threshold}))
 
 
 def read(home: Path) -> Fleet:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
+
+import torch
 
 from anysize import config as configs
 from anysize.config.devices import files_in
@@ -16,12 +19,16 @@ from anysize.config.tables import ExperimentConfig
 from anysize.cost.memory import available_bytes
 from anysize.deploy.affordable import Costs, Footprint, Latency, unmeasured
 from anysize.deploy.device_file import DeviceConfig, Limits
+from anysize.elastic.skeleton import tensors_of
 from anysize.errors import AnysizeError, TrustError, short
+from anysize.experiment.experiment import Experiment
 from anysize.methods.base import Method
 from anysize.methods.capabilities import OnBase
 from anysize.methods.context import Context
 from anysize.methods.messages import SubModel, Ticket
 from anysize.methods.training import Batch
+from anysize.models import hub
+from anysize.models.registry import build
 from anysize.wire import load, peek
 
 
@@ -44,6 +51,27 @@ def refuse_foreign_weights(method: Method[Any], config: ExperimentConfig, device
         )
 
 
+def refuse_layers(experiment: Experiment, memory: float | None) -> None:
+    """Refuse a network of which one tensor does not fit the memory: a device makes the whole one, layer by layer.
+
+    Args:
+        experiment: the server's.
+        memory: the bytes that are free; None if nobody knows.
+    """
+    config, about, folder = experiment.config.model, experiment.signature, experiment.config.folder
+    made = partial(build, config.name, about.input_shape, about.outputs, config.options)
+    try:
+        with torch.device("meta"):  # where nothing is allocated
+            network = made(task=experiment.task, folder=folder, bare=True)
+    except (NotImplementedError, RuntimeError):
+        return  # code that cannot be tried so is the owner's, whose file allows it by name
+    largest = max((tensor.numel() * tensor.element_size() for tensor in tensors_of(network).values()), default=0)
+    if memory is not None and largest > memory:
+        raise TrustError(
+            f"the server's network has a tensor of {largest:.3g} bytes, and {memory:.3g} bytes of memory are free"
+        )
+
+
 def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
     """The experiment that a server sends, if it names only code that the device allows, no files, and large sums.
 
@@ -56,12 +84,23 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
     if files:
         raise TrustError(f"the server's experiment names a file of this device ({', '.join(files)})")
     config = configs.from_dict(tables, folder=device.folder, source="the server's experiment")
+    if not config.own_data:
+        raise TrustError(
+            f'the server\'s experiment has data.name = "{short(config.data.name)}", which is for simulations; devices '
+            'have their own data (data.name = "devices")'
+        )
     named = {"model": config.model.name, "method": config.method.name, "task": config.task.name}
     foreign = [f'{kind}.name = "{name}"' for kind, name in named.items() if ":" in name and name not in device.allow]
     if foreign:
         raise TrustError(
             f"the server's experiment names code that this device does not allow: {short(', '.join(foreign))}; if you "
             "trust it, install it here and list it under allow in the device's file"
+        )
+    leads = [text for text in _texts(config.model.options) if set(text) & set("./\\:")]
+    if leads and hub.function(config.model.name) is not None:
+        raise TrustError(
+            f"the server's experiment gives {config.model.name} the option {short(leads[0])}, which may lead to a file "
+            "or an address; a device takes plain words and numbers"
         )
     least, asked = device.secure_threshold, config.aggregation.secure_threshold
     if least is not None and (asked is None or asked < least):
@@ -70,6 +109,15 @@ def accepted(text: str, device: DeviceConfig) -> ExperimentConfig:
             f"the server wants {wants}; this device's file allows sums over at least {least} (secure_threshold)"
         )
     return config
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in options, at any depth."""
+    if isinstance(value, str):
+        yield value
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for one in inner:
+        yield from _texts(one)
 
 
 class Gate:

@@ -13,6 +13,7 @@ from anysize.errors import AnysizeError
 from anysize.wire import Json
 
 _LONGEST = 300  # characters of a device's words that are shown
+_INVISIBLE = r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+"
 _MEASURED = ("latency_ms", "memory_bytes")  # by the labels of sizes
 
 
@@ -91,13 +92,15 @@ def _amount(value: object) -> bool:
 
 
 def plain(said: object) -> str:
-    """A device's words as one short line without control characters.
+    """A device's words as one short line without control characters, or others that change how a line is read.
 
     >>> plain("no\\x1b[31m memory\\nTraceback ...")
     'no [31m memory Traceback ...'
+    >>> plain("cam\\u202egnp.exe")
+    'cam gnp.exe'
     """
     text = said if isinstance(said, str) else json.dumps(said, default=str)
-    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)
+    line = re.sub(_INVISIBLE, " ", text)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 

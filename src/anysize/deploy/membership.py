@@ -1,7 +1,7 @@
 """A device's part in secure sums: it trains, keeps what it learned, and answers the steps by which it is summed.
 
-What the device learned leaves it in masked words alone, once for every round of a run: of two sums for one round, with
-it and without, the difference would tell. And it leaves only in a sum of devices that learned from the same message.
+What the device learned leaves it in masked words alone, once for every round of a run and once for every message, which
+`Summed` remembers. And it leaves only in a sum of devices that learned from the same message.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from anysize.deploy.masking import Keys, Member
+from anysize.deploy.summed import Summed
 from anysize.errors import TrustError, short
 from anysize.methods.messages import SubModel, Ticket, Update
 from anysize.methods.sums import Words, class_of, words_of
@@ -32,21 +33,24 @@ class Membership:
         threshold: the fewest devices of a sum.
         tricks: say how clients are weighted.
         run: the run's id.
-        last: by run, the last round that the device was summed in; it outlives this object.
+        summed: the sums that the device was part of; it outlives this object.
     """
 
-    def __init__(self, threshold: int, tricks: Tricks, run: str, last: MutableMapping[str, int]) -> None:
+    def __init__(self, threshold: int, tricks: Tricks, run: str, summed: Summed) -> None:
         self._threshold, self._tricks = threshold, tricks
-        self._run, self._last = run, last
-        self._held: tuple[Member, SubModel, Update] | None = None
+        self._run, self._summed = run, summed
+        self._held: tuple[Member, SubModel, Update, bytes] | None = None
 
-    def check(self, ticket: Ticket) -> None:
-        """Refuse a job whose answer would tell of this device alone, and a round that it was summed in already."""
+    def check(self, ticket: Ticket, message: bytes) -> None:
+        """Refuse a job whose answer would tell of this device alone, and to learn again what was summed already.
+
+        Args:
+            ticket: of the job.
+            message: the digest of all that it is to learn from.
+        """
         if ticket.job != "train":
             raise TrustError(f'refused to "{ticket.job}": the experiment sums updates securely and asks nothing else')
-        told = self._last.get(self._run, 0)
-        if ticket.round <= told:
-            raise TrustError(f"refused round {ticket.round}: what it learned in round {told} was summed already")
+        self._summed.check(self._run, ticket.round, message)
 
     def begin(self, sub_model: SubModel, update: Update, message: bytes) -> Json:
         """Keep what was learned, and tell fresh public keys.
@@ -58,7 +62,7 @@ class Membership:
         """
         member = Member(sub_model.ticket.client, self._threshold, message)
         public = member.keys()
-        self._held = member, sub_model, update
+        self._held = member, sub_model, update, message
         return {"keys": [text(key) for key in public]}
 
     def step(self, asked: Any) -> tuple[Json, Tensors]:
@@ -66,14 +70,14 @@ class Membership:
         held, self._held = self._held, None
         if held is None:
             raise TrustError("is asked for the next step of a sum that it has no part in")
-        member, sub_model, update = held
+        member, sub_model, update, message = held
         step, told = asked_in(asked, sub_model.ticket.round)
         tensors: Tensors = {}
         if step == "shares":
             note = {"shares": texts(member.shares(keys_in(told)))}
         elif step == "words":
             words = member.words(blobs_in(told), words_of(update, sub_model, self._tricks))
-            self._last[self._run] = sub_model.ticket.round
+            self._summed.note(self._run, sub_model.ticket.round, message)
             note, tensors = {}, {WORDS: torch.from_numpy(words.view("int64"))}
         elif step == "unmask":
             note = {"shares": texts(member.unmask(numbers_in(told)))}
@@ -84,15 +88,15 @@ class Membership:
         return note, tensors
 
 
-def digest(hello: Json, ticket: Ticket, blob: bytes) -> bytes:
+def digest(brief: Any, ticket: Ticket, blob: bytes) -> bytes:
     """The same for devices that learn from the same: experiment, tensors, and ticket but for the client.
 
     Args:
-        hello: the run and the experiment, as the server tells them.
+        brief: the experiment, as the server tells it.
         ticket: of the message.
         blob: its tensors, as they came.
     """
-    told = json.dumps([hello, class_of(SubModel({}, ticket)), hashlib.sha256(blob).hexdigest()], sort_keys=True)
+    told = json.dumps([brief, class_of(SubModel({}, ticket)), hashlib.sha256(blob).hexdigest()], sort_keys=True)
     return hashlib.sha256(told.encode()).digest()
 
 

@@ -223,7 +223,9 @@ def _table(tensors: Tensors, note: Json) -> Table:
     made = tuple(_entry(row, under(f"{place}/", tensors)) for place, row in enumerate(note["entries"]))
     held = sum(len(entry.masks) for entry in made)
     _demand(bool(made) and held == len(tensors), "it holds masks of no size")
-    table = Table(made, **note.get("samples", {}))
+    samples = note.get("samples", {"trained": 0, "judged": 0})  # files of older versions have none
+    _demand(set(samples) == {"trained", "judged"}, f"its samples are {short(samples)}")
+    table = Table(made, **samples)
     _demand(all(type(n) is int and n >= 0 for n in (table.trained, table.judged)), "its samples are not counted")
     return table
 

@@ -24,6 +24,7 @@ def standing(experiment: Experiment, state: Any) -> Json | None:
     options = experiment.config.aggregation
     if options.rule == "mean":
         return None
+    _refuse_claims(experiment)
     clients = first_round(experiment)
     updates = [_unchanged(experiment, state, client) for client in clients]
     streams = options.rule in BOUNDED and options.norm is not None
@@ -39,12 +40,23 @@ def standing(experiment: Experiment, state: Any) -> Json | None:
 
 
 def check_rule(experiment: Experiment, state: Any) -> None:
-    """Refuses a rule that the method's averages do not follow; one client of each size shows it."""
+    """Refuses a rule that the method's averages do not follow, which one client of each size shows."""
+    _refuse_claims(experiment)
     if experiment.config.aggregation.rule in STREAMED:
         return
     sizes, seed = experiment.context.sizes, experiment.config.seed
     clients = [Client(i, i, size, 1, 1, seed) for i, size in enumerate(sizes)]
     counted(experiment, state, [_unchanged(experiment, state, client) for client in clients])
+
+
+def _refuse_claims(experiment: Experiment) -> None:
+    """Refuses to weigh real devices by what they claim, under rules that bound how far an update moves the mean."""
+    rule, tricks = experiment.config.aggregation.rule, experiment.context.tricks
+    if rule in BOUNDED and experiment.config.own_data and tricks.weighting == "samples":
+        raise ConfigError(
+            f'aggregation.rule = "{rule}": on a fleet a number of samples is a claim, and a device that claims most '
+            'would be most of the mean; set tricks.weighting = "clients"'
+        )
 
 
 def counted(experiment: Experiment, state: Any, updates: list[Update]) -> dict[str, int]:

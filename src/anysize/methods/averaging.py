@@ -155,8 +155,10 @@ class HeldAverage(Average):
                 after[places] = _middle(values, cut)
             else:
                 weights = chosen[holders].to(values.dtype)
-                # From the first client's values, so that clients that agree leave no rounding.
-                after[places] = values[0] + weights @ (values - values[0])
+                # From one client's values, so that clients that agree leave no rounding; not from those of one that
+                # hardly counts, since they may be so large that they take the others' digits.
+                base = values[int(weights.argmax())]
+                after[places] = base + weights @ (values - base)
         return after.reshape(old.shape).to(old.dtype)
 
     def _chosen(self) -> dict[Holders, Tensor]:

@@ -179,9 +179,16 @@ class PrivateRound:
         return NoisySum(before, head, own.expected[place], own.sum_noise * self.clip, self._random)
 
     def clipped(self, sent: Mapping[str, Tensor], learned: Mapping[str, Tensor]) -> Tensors:
-        """A client's answer with a step no longer than the clip; counts whether it was within."""
-        within = norm_of(step_of(sent, learned)) <= self.clip
+        """A client's answer with a step no longer than the clip; counts whether it was within.
+
+        No factor makes a step short that is not finite: such a client, whose training diverged, adds nothing.
+        """
+        step = step_of(sent, learned)
+        norm = norm_of(step)
+        within = norm <= self.clip
         self._within, self._others = self._within + within, self._others + (not within)
+        if not math.isfinite(norm):
+            return {**learned, **{name: sent[name] for name in step}}
         return clipped(sent, learned, self.clip)
 
     def next_clip(self) -> float:

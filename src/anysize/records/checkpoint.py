@@ -123,7 +123,8 @@ def _restored(path: Path, like: Any) -> Checkpoint:
     stored, momentum = under("state/", tensors), under("momentum/", tensors)
     _check_forms(path, stored, wanted)
     try:
-        turns, number, note = _turns(header), _whole(header["round"], "its round"), dict(header["state"])
+        turns, number, note = _turns(header), _whole(header["round"], "its round"), header["state"]
+        _demand(isinstance(note, dict), f"its state is {short(note)}")
         statistics = _statistics(header["statistics"], tensors)
         _demand(set(tensors) <= {*_named(stored, momentum, statistics)}, "it holds tensors that are no part of it")
         _demand(all(name in stored and momentum[name].shape == stored[name].shape for name in momentum), "its momentum")
