@@ -21,10 +21,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,8 +73,7 @@ def experiment(job: str) -> Experiment:
     return Experiment.from_config(from_dict(tables | rest))
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What one client costs, in seconds: its worker, and the server before and after."""
 
     train: float
