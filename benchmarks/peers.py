@@ -5,8 +5,11 @@
 
 Fashion-MNIST on 100 clients, 10 in a round, one epoch of batches of 32 on the full `small-cnn`. The three take turns,
 several times; what else the machine does can only add time, so the shortest counts. Ours has two workers with a thread
-each, as it chooses on two cores; the others are one process with PyTorch's own threads. `pip install pfl` is needed.
+each, as it chooses on two cores, and starts as `anysize run` does: the workers first, which load beside this process.
+The others are one process with PyTorch's own threads. `pip install pfl` is needed.
 """
+
+# ruff: noqa: E402 - our workers start before PyTorch is loaded
 
 from __future__ import annotations
 
@@ -21,6 +24,14 @@ from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from anysize.engines.start import quick_start
+from anysize.engines.workers.pool import WorkerPool
+
+POOL: WorkerPool | None = None
+if sys.argv[1:] == ["--side", "anysize"]:  # before PyTorch is loaded
+    quick_start()
+    POOL = WorkerPool(2)
 
 import torch
 from torch import nn
@@ -73,7 +84,8 @@ def anysize() -> None:
     hold_memory()
     torch.set_num_threads(1)
     state: Any = made.method.init(made.context)
-    with Processes(made, {}, workers=2) as engine:
+    assert POOL is not None
+    with POOL, Processes(made, {}, pool=POOL) as engine:
 
         def one(number: int) -> None:
             nonlocal state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,8 @@ import small
 from anysize.client import accelerators
 from anysize.client.accelerators import device, place
 from anysize.client.work import perform
+from anysize.engines.workers import engine as engines
+from anysize.engines.workers.engine import Processes
 from anysize.errors import ConfigError
 from anysize.methods import FLANC, FedAvg
 from anysize.methods.base import Method
@@ -119,3 +122,72 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert device("auto") == torch.device("cuda")
     assert torch.backends.cudnn.deterministic
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+
+
+@pytest.fixture
+def as_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets a device read pinned memory as a GPU does; pinning is noted, and memory is pinned when it is copied."""
+    noted: list[str] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        noted.append("pinned")
+        return tensor.clone(memory_format=torch.preserve_format)
+
+    monkeypatch.setattr(accelerators, "_by_itself", lambda where: where == FIRST)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: noted.append("waited"))
+    return noted
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FLANC()])
+def test_what_a_gpu_fetches_and_writes_by_itself_ends_in_the_same_bits(method: Method, as_gpu: list[str]) -> None:
+    plain = trained(moved(method, torch.device("cpu"), proximal=0.1))
+    assert not as_gpu
+    found = trained(moved(method, FIRST, proximal=0.1))
+    assert as_gpu.count("waited") == 1
+    # The batches' inputs and targets, what arrived for the proximal term if the names match, and what leaves.
+    assert as_gpu.count("pinned") >= 2 + len(found)
+    assert as_gpu[-1] == "waited"
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+def test_an_update_that_came_back_is_not_the_networks_own_memory(as_gpu: list[str]) -> None:
+    own = {"w": torch.ones(3)}
+    for where in (FIRST, torch.device("cpu")):
+        back = accelerators.brought(own, where)
+        own["w"] += 1
+        assert back["w"].tolist() == [float(own["w"][0]) - 1] * 3
+
+
+def test_workers_take_the_gpus_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    accelerators.share_gpus(0)
+    assert not chosen  # there is none
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for worker in range(5):
+        accelerators.share_gpus(worker)
+    assert chosen == [0, 1, 0, 1, 0]
+
+
+def test_every_worker_is_told_its_own_number() -> None:
+    sent: list[int] = []
+
+    class Connection:
+        def send_bytes(self, message: bytes) -> None:
+            sent.append(json.loads(message)["worker"])
+
+    class Pool:
+        def arrived(self) -> tuple[None, Connection]:
+            return None, Connection()
+
+    engine = Processes.__new__(Processes)
+    engine._pool, engine._hello, engine._greeted = Pool(), {}, 0  # type: ignore[assignment]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engines, "_ready", lambda connections: connections)
+        patched.setattr(Connection, "recv_bytes", lambda self: b"{}", raising=False)
+        engine._briefed(2)
+        engine._briefed(1)
+    assert sent == [0, 1, 2]

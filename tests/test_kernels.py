@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anysize.elastic.basis import key
 from anysize.elastic.kernels import (
     Factorised,
     Pair,
     draw,
+    factorised_network,
     full_rank,
     importance,
     named,
@@ -25,6 +27,7 @@ from anysize.elastic.kernels import (
     sides,
     squared_norm,
 )
+from anysize.elastic.skeleton import hollow
 from anysize.errors import MethodError
 
 SHAPES = [(8, 5, 3, 3), (40, 3, 2, 2), (6, 6, 3, 3), (8, 30), (30, 8), (8, 5, 3), (4, 3, 2, 3, 2)]
@@ -95,7 +98,9 @@ def test_the_squared_norm_of_the_product_needs_no_product() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_squared_norm_holds_nothing_but_the_factors_in_either_memory_layout(layout: torch.memory_format) -> None:
+def test_the_squared_norm_holds_the_factors_and_small_products_in_either_memory_layout(
+    layout: torch.memory_format,
+) -> None:
     left, right, _ = principal_kernels(numbers(8, 6, 5, 3, 3))
     left, right = left.requires_grad_(), right.to(memory_format=layout).requires_grad_()
     held: list[Tensor] = []
@@ -107,7 +112,10 @@ def test_the_squared_norm_holds_nothing_but_the_factors_in_either_memory_layout(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         norm = squared_norm(left, right) * 3
     assert float(norm.detach()) == pytest.approx(3 * float(recompose(left, right).detach().square().sum()), rel=1e-5)
-    assert {tensor.data_ptr() for tensor in held if tensor.dim() > 0} == {left.data_ptr(), right.data_ptr()}
+    beside = [tensor for tensor in held if tensor.data_ptr() not in (left.data_ptr(), right.data_ptr())]
+    assert len(held) == len(beside) + 2
+    rows = len(right)  # one for every kernel
+    assert all(tensor.numel() == 1 or tensor.shape == (rows, rows) for tensor in beside)
     norm.backward()  # type: ignore[no-untyped-call]
     assert right.grad is not None
     assert right.grad.is_contiguous(memory_format=layout)
@@ -130,6 +138,40 @@ def test_the_gradient_of_the_squared_norm_is_twice_the_product_times_the_other_f
     of_left = np.moveaxis(left.grad.numpy(), 1, -1).reshape(-1, 4)
     np.testing.assert_allclose(of_left, 5 * product @ inner.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(right.grad.numpy().reshape(4, -1), 5 * outer.T @ product, rtol=1e-4, atol=1e-4)
+
+
+def test_the_squared_norm_of_several_weights_is_the_sum_of_theirs_with_the_same_gradients() -> None:
+    factors = [numbers(seed, *shape) for seed, shape in enumerate([(6, 4), (4, 5), (3, 2, 3, 1), (2, 7, 1, 3)])]
+    together = [factor.clone().requires_grad_() for factor in factors]
+    apart = [factor.clone().requires_grad_() for factor in factors]
+    whole = squared_norm(*together)
+    parts = [squared_norm(*apart[:2]), squared_norm(*apart[2:])]
+    assert float(whole) == pytest.approx(float(sum(parts)), rel=1e-6)
+    (whole * 3).backward()  # type: ignore[no-untyped-call]
+    for part in parts:
+        (part * 3).backward()  # type: ignore[no-untyped-call]
+    for one, other in zip(together, apart):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.equal(other.grad)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_regulariser_of_a_recurrent_weight_is_its_norm_whether_a_pass_made_it_or_not(passes: bool) -> None:
+    layer = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
+    kernels = {name: principal_kernels(p.detach()) for name, p in layer.named_parameters() if p.dim() == 2}
+    left, right = ({name: own[i][:, :2] if i == 0 else own[i][:2] for name, own in kernels.items()} for i in (0, 1))
+    rest = {name: p.detach() for name, p in layer.named_parameters() if p.dim() == 1}
+    module = factorised_network(hollow(layer), named(left, right, rest), 0.5)
+    if passes:
+        module(torch.ones(1, 2, 3))
+    module.regulariser().backward()  # type: ignore[no-untyped-call]
+    assert not module._made
+    for name in left:
+        outer, inner = left[name].numpy(), right[name].numpy()
+        product = outer @ inner
+        np.testing.assert_allclose(module.left[key(name)].grad, 0.5 * product @ inner.T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(module.right[key(name)].grad, 0.5 * outer.T @ product, rtol=1e-4, atol=1e-5)
 
 
 def test_the_rank_of_a_client_is_rounded_up_and_never_zero() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anysize import interrupts
+from anysize.client.accelerators import moved
 from anysize.data import CollatedPart, Part, SubsetPart, to_input
 from anysize.data.augment import augment
 from anysize.elastic.fast import fast
@@ -31,7 +32,7 @@ def local_batches(context: Context, sub_model: SubModel, part: Part) -> Iterator
     indices = steps(len(part), context, generator(*names_of(sub_model), "batches"))
     while ahead := list(islice(indices, 1 if collates(part) else _AHEAD)):
         drawn = draw(part, torch.cat(ahead))
-        x, y = drawn.x.to(context.device), drawn.y.to(context.device)
+        x, y = (moved(own, context.device) for own in drawn)
         ends = [0]
         for index in ahead:
             ends.append(ends[-1] + len(index))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from anysize.client.accelerators import moved
 from anysize.client.batches import batches, draw
 from anysize.data import Part
 from anysize.methods.context import Context
@@ -38,7 +39,7 @@ def measured(
     sums: Sums = {}
     for index in indices:
         batch = draw(part, index)
-        there = Batch(batch.x.to(context.device), batch.y.to(context.device))
+        there = Batch(*(moved(own, context.device) for own in batch))
         x = there.x if change is None else change(there)
         with torch.no_grad():
             output = module(x).cpu()

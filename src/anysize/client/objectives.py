@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from anysize.client.attacks import Attack, pgd
+from anysize.client.precision import Pass, plain, single
 from anysize.elastic.norm import noisy
 from anysize.errors import MethodError
 from anysize.methods.training import Batch, Loss, Tricks
@@ -22,6 +23,7 @@ def make_objective(
     classes: Tensor | None,
     random: torch.Generator | None = None,
     classifier: str | None = None,
+    run: Pass = plain,
 ) -> Callable[[nn.Module, Batch], Tensor]:
     """The loss of one pass: the task's loss with the chosen tricks (masked classes, entropy term, attack).
 
@@ -31,25 +33,26 @@ def make_objective(
         classes: for each class, whether the client holds it; None if the task has no classes.
         random: draws the attack's random start.
         classifier: the dotted name of the layer that produces the class axis, for the entropy term.
+        run: runs the network.
     """
-    clean = masked_objective(task, tricks, _mask(tricks, classes), classifier)
+    clean = masked_objective(task, tricks, _mask(tricks, classes), classifier, run)
     return adversarial(clean, tricks, random or torch.Generator()) if tricks.adversarial else clean
 
 
 def masked_objective(
-    task: Task, tricks: Tricks, mask: Tensor | None, classifier: str | None = None
+    task: Task, tricks: Tricks, mask: Tensor | None, classifier: str | None = None, run: Pass = plain
 ) -> Callable[[nn.Module, Batch], Tensor]:
     """The task's loss of one clean pass, masked if there is a mask, with the entropy term if chosen."""
     seen = _seen(task, mask)
 
-    def plain(module: nn.Module, batch: Batch) -> Tensor:
-        return task.loss(seen(module(batch.x)), batch.y)
+    def simple(module: nn.Module, batch: Batch) -> Tensor:
+        return task.loss(seen(run(module, batch.x)), batch.y)
 
-    return with_entropy(plain, tricks.max_entropy, classifier) if tricks.max_entropy else plain
+    return with_entropy(simple, tricks.max_entropy, classifier) if tricks.max_entropy else simple
 
 
 def with_entropy(
-    plain: Callable[[nn.Module, Batch], Tensor], beta: float, classifier: str | None
+    simple: Callable[[nn.Module, Batch], Tensor], beta: float, classifier: str | None
 ) -> Callable[[nn.Module, Batch], Tensor]:
     """FedMAX, Eq. (3): the loss plus beta times the distance of the classifier's inputs from uniform."""
 
@@ -58,11 +61,11 @@ def with_entropy(
         entered: list[Tensor] = []
         handle = layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
         try:
-            loss = plain(module, batch)
+            loss = simple(module, batch)
         finally:
             handle.remove()
         axis = 1 if isinstance(layer, _ConvNd) else -1
-        return loss + beta * torch.stack([entropy_gap(active, axis) for active in entered]).sum()
+        return loss + beta * torch.stack([entropy_gap(single(active), axis) for active in entered]).sum()
 
     return objective
 
@@ -127,7 +130,7 @@ def entropy_gap(active: Tensor, axis: int = -1) -> Tensor:
 
 
 def make_distillation(
-    task: Task, tricks: Tricks, classes: Tensor | None
+    task: Task, tricks: Tricks, classes: Tensor | None, run: Pass = plain
 ) -> Callable[[nn.Module, Batch, Tensor], Tensor]:
     """The loss of one pass against a teacher's outputs for the same batch, which receive no gradient.
 
@@ -135,16 +138,19 @@ def make_distillation(
         task: what is learned.
         tricks: the chosen tricks; a masked loss masks both teacher and student.
         classes: for each class, whether the client holds it; None if the task has no classes.
+        run: runs the network.
     """
-    return masked_distillation(task, _mask(tricks, classes))
+    return masked_distillation(task, _mask(tricks, classes), run)
 
 
-def masked_distillation(task: Task, mask: Tensor | None) -> Callable[[nn.Module, Batch, Tensor], Tensor]:
+def masked_distillation(
+    task: Task, mask: Tensor | None, run: Pass = plain
+) -> Callable[[nn.Module, Batch, Tensor], Tensor]:
     """The loss of one pass against a teacher, over the classes of `mask` if there is one."""
     seen = _seen(task, mask)
 
     def distillation(module: nn.Module, batch: Batch, teacher: Tensor) -> Tensor:
-        return task.distillation(seen(module(batch.x)), seen(teacher.detach()))
+        return task.distillation(seen(run(module, batch.x)), seen(teacher.detach()))
 
     return distillation
 

@@ -29,6 +29,7 @@ from anysize.client.batches import local_batches
 from anysize.client.networks import load_into
 from anysize.client.objectives import masked_distillation, masked_objective
 from anysize.client.optimizer import optimizer_of
+from anysize.client.precision import passes
 from anysize.client.step import ClientLoss, TrainingStep
 from anysize.client.work import held_classes, learned, perform
 from anysize.data import Part, Share
@@ -186,6 +187,7 @@ class _Loss:
     def __init__(self, context: Context, method: Method[Any], module: nn.Module) -> None:
         self._context = context
         self._method = method
+        self._run = passes(context.training, context.device)
         # Inside vmap no tensor says whether it requires a gradient.
         self._trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._called = _Called(module, self._loss)
@@ -211,8 +213,8 @@ class _Loss:
             module=module,
             tricks=tricks,
             received=received,
-            objective=masked_objective(task, tricks, mask, self._context.axes.classifier),
-            distillation=masked_distillation(task, mask),
+            objective=masked_objective(task, tricks, mask, self._context.axes.classifier, self._run),
+            distillation=masked_distillation(task, mask, self._run),
             random=torch.Generator(),
             choices=_refused,
             trained=self._trained,

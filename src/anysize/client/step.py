@@ -2,12 +2,12 @@
 
 A step computes the loss of a batch (`ClientLoss`: the method's loss and the proximal term), its gradients, clips them,
 and lets the optimizer step (`TrainingStep`). Clients that train alone or stacked take whole steps; counting a cost
-takes the loss and its backward pass only.
+takes the loss and its backward pass only. The precision in which the network runs is chosen here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anysize.client.objectives import make_attack, make_distillation, make_objective, proximal
 from anysize.client.optimizer import take_step
+from anysize.client.precision import LossScale, passes
 from anysize.methods.base import Method
 from anysize.methods.context import Context
 from anysize.methods.training import Batch, Loss, Step, Tricks
@@ -82,13 +83,14 @@ def client_loss(
     """
     task, tricks = context.task, context.tricks
     attacks = attacks or torch.Generator()
+    run = passes(context.training, context.device)
     return ClientLoss(
         method=method,
         module=module,
         tricks=tricks,
         received=copies_of(module) if received is None else received,
-        objective=make_objective(task, tricks, classes, attacks, context.axes.classifier),
-        distillation=make_distillation(task, tricks, classes),
+        objective=make_objective(task, tricks, classes, attacks, context.axes.classifier, run),
+        distillation=make_distillation(task, tricks, classes, run),
         random=random or torch.Generator(),
         attack=make_attack(tricks, attacks),
         choices=choices,
@@ -113,6 +115,8 @@ class TrainingStep:
         optimizer: over the trained parameters.
         clip: the largest norm that the gradients of a parameter group may have; None for any.
         clipped: scales gradients to that norm in place; by default torch's function for one client.
+        scale: a factor on the loss for the way back, where gradients have few bits; a step whose gradients are too
+            large for them is left out.
     """
 
     def __init__(
@@ -121,20 +125,32 @@ class TrainingStep:
         optimizer: torch.optim.Optimizer,
         clip: float | None,
         clipped: Callable[[list[Tensor], float], object] = nn.utils.clip_grad_norm_,
+        scale: LossScale | None = None,
     ) -> None:
         self._loss = loss
         self._optimizer = optimizer
         self._clip = clip
         self._clipped = clipped
+        self._scale = scale
 
     def __call__(self, batch: Batch, number: int) -> Tensor:
         """Take the step, and return the loss that was found before it, without its graph."""
         loss = self._loss(batch, number)
         self._optimizer.zero_grad()
         # No client's loss depends on another's parameters, so in a stack's sum each gets its own gradient.
-        (loss if loss.dim() == 0 else loss.sum()).backward()  # type: ignore[no-untyped-call]
+        total = loss if loss.dim() == 0 else loss.sum()
+        (total if self._scale is None else total * self._scale.factor).backward()  # type: ignore[no-untyped-call]
+        if self._scale is None or self._scale.removed(self._gradients()):
+            self._move()
+        return loss.detach()
+
+    def _move(self) -> None:
+        """Clip the gradients, and let the optimizer step."""
         if self._clip is not None:
             for group in self._optimizer.param_groups:
                 self._clipped(group["params"], self._clip)
         take_step(self._optimizer)
-        return loss.detach()
+
+    def _gradients(self) -> Iterator[Tensor]:
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return (parameter.grad for parameter in parameters if parameter.grad is not None)

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anysize.client.accelerators import place
+from anysize.client.accelerators import brought, moved, place
 from anysize.client.batches import batches, draw, local_batches, names_of
 from anysize.client.metrics import EVALUATION_BATCH, measure
 from anysize.client.networks import built, load_into
 from anysize.client.optimizer import make_optimizer
+from anysize.client.precision import LossScale
 from anysize.client.step import TrainingStep, client_loss, copies_of
 from anysize.data import Part, Share
 from anysize.elastic.norm import Statistics, attach, batch_norms, collect, norm_tensors
@@ -53,16 +54,18 @@ def perform(
         kept: tensors that stayed with this client at its last turn.
     """
     job = {"train": train, "calibrate": calibrate, "evaluate": evaluate, "echo": echo}[sub_model.ticket.job]
-    with global_seed(derive(*names_of(sub_model), "layers")):
+    with global_seed(derive(*names_of(sub_model), "layers"), context.device):
         return job(context, method, sub_model, share, kept or {})
 
 
 @contextmanager
-def global_seed(seed: int) -> Iterator[None]:
-    """Seed the global generator, which layers such as dropout use; restore it afterwards.
+def global_seed(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators, which layers such as dropout use; restore the processor's afterwards.
 
     `torch.manual_seed` also prepares devices that do not exist, which takes two milliseconds.
     """
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -94,7 +97,7 @@ def train(
         random=generator(*names_of(sub_model), "step"),
         attacks=generator(*names_of(sub_model), "attack"),
     )
-    take = TrainingStep(loss, optimizer, context.training.clip)
+    take = TrainingStep(loss, optimizer, context.training.clip, scale=LossScale.of(context.training))
     loss_sum, seen = torch.zeros((), device=context.device), 0
     for number, batch in enumerate(local_batches(context, sub_model, share.train)):
         loss_sum += take(batch, number) * len(batch.y)
@@ -104,7 +107,7 @@ def train(
     told = learned(context, sub_model, len(share.train), float(loss_sum) / seen, classes)
     update = method.pack(module, sub_model)
     # The module trains the next client too, so copy what leaves it.
-    tensors = {name: tensor.to("cpu", copy=True) for name, tensor in update.tensors.items()}
+    tensors = brought(update.tensors, context.device)
     # A client may train another part of the network at each turn: what it keeps of the others stays.
     keep = {**kept, **{name: tensors.pop(name) for name in local}} if local else {}
     return replace(update, tensors=tensors, keep=keep, **told)
@@ -138,7 +141,7 @@ def calibrate(
     order = order[: sub_model.ticket.calibration_samples]
     fixed = any(name.startswith(STATISTICS) for name in sub_model.tensors)  # then batches may have any size
     drawn = (draw(share.train, i) for i in batches(order, EVALUATION_BATCH if fixed else context.training.batch_size))
-    found = collect(module, (batch.x.to(context.device) for batch in drawn))
+    found = collect(module, (moved(batch.x, context.device) for batch in drawn))
     if len(order) == 1:  # it occurred twice in its batch
         found = replace(found, counts=tuple(count / 2 for count in found.counts))
     if "samples" not in context.tells:  # as means per sample, so that all clients count equally
@@ -206,7 +209,7 @@ def as_received(
     """The module's tensors before training: those of the message if the names match, else copies."""
     arrived = {**sub_model.tensors, **kept}
     if all(name in arrived for name, _ in module.named_parameters()):
-        return {name: tensor.to(context.device) for name, tensor in arrived.items()}
+        return {name: moved(tensor, context.device) for name, tensor in arrived.items()}
     return copies_of(module)
 
 

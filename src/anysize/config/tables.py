@@ -185,6 +185,9 @@ class TrainingConfig(Table):
     """Decay of every parameter."""
     clip: Positive | None = None
     """The largest norm of the gradient of a parameter group (most methods have one); absent: no clipping."""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """In what a network's passes compute; weights, optimizer, losses, messages and tests stay float32. fp16 scales the
+    loss, and leaves out steps that overflow."""
     stack: Count = 1
     """How many clients with networks of equal shape and equally many samples are trained together, if their layers are
     linear or recurrent; 1: each alone. Results differ in the last bits."""
@@ -213,6 +216,8 @@ class TrainingConfig(Table):
     def _problems(self) -> Iterator[str]:
         if self.local_epochs is not None and self.local_steps is not None:
             yield "training.local_epochs: given together with training.local_steps; give one of the two"
+        if self.precision == "fp16" and self.stack > 1:
+            yield 'training.precision: given "fp16"; it needs training.stack = 1, since clients overflow one by one'
         if self.schedule == "step" and not self.milestones:
             yield 'training.milestones: missing; schedule = "step" needs at least one, such as [0.5]'
         if self.final_learning_rate > self.learning_rate:

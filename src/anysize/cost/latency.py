@@ -12,6 +12,7 @@ from torch import nn
 
 from anysize.client.accelerators import place
 from anysize.client.optimizer import make_optimizer
+from anysize.client.precision import LossScale
 from anysize.client.process import one_thread
 from anysize.client.step import TrainingStep, client_loss
 from anysize.cost.count import for_every_choice
@@ -41,7 +42,8 @@ def step_seconds(context: Context, method: Method[Any], module: nn.Module, batch
 
     def median(choices: Callable[[int], int]) -> float:
         loss = client_loss(context, method, module, choices=choices)
-        take = TrainingStep(loss, make_optimizer(context, method, module, _RATE), context.training.clip)
+        optimizer, training = make_optimizer(context, method, module, _RATE), context.training
+        take = TrainingStep(loss, optimizer, training.clip, scale=LossScale.of(training))
         times = [_seconds(take, batch, number) for number in range(_WARMING + _TIMED)]
         return statistics.median(times[_WARMING:])
 

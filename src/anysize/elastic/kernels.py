@@ -97,38 +97,58 @@ def importance(left: Tensor, right: Tensor) -> Tensor:
     return squares.sqrt()
 
 
-def squared_norm(left: Tensor, right: Tensor) -> Tensor:
-    """The squared Frobenius norm of the weight that these kernels make, without making it.
+def squared_norm(*factors: Tensor) -> Tensor:
+    """The squared Frobenius norm of the weight that a left and a right factor make, without making it.
+
+    Given the factors of several weights, left and right in turn, it is the sum of their squared norms.
 
     >>> squared_norm(torch.ones(2, 1), torch.ones(1, 3)).item()
     6.0
     """
-    norm: Tensor = _SquaredNorm.apply(left, right)  # type: ignore[no-untyped-call]
+    norm: Tensor = _SquaredNorm.apply(*factors)[0]  # type: ignore[no-untyped-call]
     return norm
 
 
 class _SquaredNorm(torch.autograd.Function):
-    """|L R|^2 with its gradients 2 L (R R^T) and 2 (L^T L) R; besides the factors nothing is held for them."""
+    """Sums of |L R|^2 with gradients 2 L (R R^T) and 2 (L^T L) R.
+
+    Besides the factors only these products of each factor with itself are held, which have a row for every kernel.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(left: Tensor, right: Tensor) -> Tensor:
-        outer, inner = _left_matrix(left), _entries(right)
-        return ((outer.T @ outer) * (inner @ inner.T)).sum()
+    def forward(*factors: Tensor) -> tuple[Tensor, ...]:
+        products: list[Tensor] = []
+        norms: list[Tensor] = []
+        for left, right in _pairs(factors):
+            outer, inner = _left_matrix(left), _entries(right)
+            products += [outer.T @ outer, inner @ inner.T]
+            norms.append((products[-2] * products[-1]).sum())
+        return (sum(norms[1:], start=norms[0]), *products)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = ctx.saved_tensors
-        outer, inner = _left_matrix(left), _entries(right)
-        twice = 2 * gradient
-        of_left = (outer @ (inner @ inner.T * twice)).reshape(len(left), *left.shape[2:], -1).movedim(-1, 1)
-        of_right = (outer.T @ outer * twice) @ inner
-        return of_left, _of_entries(of_right, right)
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        half = len(ctx.saved_tensors) // 2
+        twice, found = 2 * gradient, list[Tensor]()
+        for (left, right), (of_outer, of_inner) in zip(
+            *map(_pairs, (ctx.saved_tensors[:half], ctx.saved_tensors[half:]))
+        ):
+            outer, inner = _left_matrix(left), _entries(right)
+            of_left = outer @ (of_inner * twice)
+            if left.dim() > 2:
+                of_left = of_left.reshape(len(left), *left.shape[2:], -1).movedim(-1, 1)
+            found += [of_left, _of_entries((of_outer * twice) @ inner, right)]
+        return tuple(found)
+
+
+def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(tensors[::2], tensors[1::2]))
 
 
 def _entries(kernels: Tensor) -> Tensor:
@@ -289,6 +309,7 @@ class Factorised(nn.Module):
         self.network = copied(network)
         self.decay = decay
         self._pairs: dict[str, str] = {}
+        self._made: dict[str, Tensor] = {}  # by the last training pass, for the regulariser
         self._holders: dict[str, list[str]] = {}  # of a recomposed weight, the names under which layers hold it
         for name in left:
             weight = self.network.get_parameter(name)
@@ -305,10 +326,14 @@ class Factorised(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         weights: dict[str, Tensor] = {}
+        self._made = {}
         for name, left in self.left.items():
             path = self._pairs.get(unkey(name))
             if path is None:
-                weights |= dict.fromkeys(self._holders[unkey(name)], recompose(left, self.right[name]))
+                weight = recompose(left, self.right[name])
+                weights |= dict.fromkeys(self._holders[unkey(name)], weight)
+                if self.decay and self.training and weight.dtype == left.dtype:
+                    self._made[name] = weight
             else:
                 weights |= {f"{path}.left": left, f"{path}.right": self.right[name]}
         # Every name is there, those of shared weights too, so torch need not search for them at every call.
@@ -324,11 +349,18 @@ class Factorised(nn.Module):
         return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
 
     def regulariser(self) -> Tensor:
-        """Half of `decay` times the squared Frobenius norms of all weights that the kernels make."""
+        """Half of `decay` times the squared Frobenius norms of all weights that the kernels make.
+
+        Of a weight that the pass before has made, in its own precision, the entries are squared: products of factors
+        cost more than that, however small they are.
+        """
         if not self.decay:
             return torch.zeros(())
-        total = sum(squared_norm(left, self.right[name]) for name, left in self.left.items())
-        return torch.as_tensor(total * (self.decay / 2))
+        made, self._made = self._made, {}
+        factors = [own for name, left in self.left.items() if name not in made for own in (left, self.right[name])]
+        norms = [squared_norm(*factors)] if factors else []
+        norms += [weight.square().sum() for weight in made.values()]
+        return sum(norms, start=torch.zeros(())) * (self.decay / 2)
 
 
 def factorised_network(skeleton: nn.Module, tensors: Mapping[str, Tensor], decay: float) -> nn.Module:
@@ -410,7 +442,7 @@ def _matrix(weight: Tensor, split: int) -> Tensor:
 
 def _left_matrix(left: Tensor) -> Tensor:
     """A left factor (N, R, *k) as the matrix (N k, R)."""
-    return left.movedim(1, -1).reshape(-1, left.shape[1])
+    return left if left.dim() == 2 else left.movedim(1, -1).reshape(-1, left.shape[1])
 
 
 def _factors(matrix: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:

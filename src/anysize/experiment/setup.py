@@ -464,12 +464,17 @@ class Setup:
         """The context of a fleet that trains `sizes`."""
         if self.signature.tokens and self.tricks.adversarial:
             raise ConfigError("tricks.adversarial: inputs are tokens, and no attack moves tokens a little; set it to 0")
+        training, elsewhere = self.config.training, self._known is not None
+        if training.precision == "fp16" and self.tricks.adversarial:
+            raise ConfigError('training.precision = "fp16": an attack\'s gradients are not scaled; take "bf16"')
+        device = accelerators.device(self.config.engine.accelerator, or_cpu=elsewhere)
+        precision = accelerators.precision(training.precision, device, or_float32=elsewhere)
         return Context(
             template=self._template[0],
             axes=self.axes,
             task=self.task,
             sizes=sizes,
-            training=self.config.training,
+            training=training.model_copy(update={"precision": precision}),
             tricks=self.tricks,
             aggregation=self.config.aggregation,
             augment=self.config.data.augment,
@@ -485,7 +490,7 @@ class Setup:
             private=self.config.privacy.clip is not None,
             tells=frozenset(what for what in ("samples", "labels") if self.config.tells(what)),
             communication=self.config.communication,
-            device=accelerators.device(self.config.engine.accelerator, or_cpu=self._known is not None),
+            device=device,
             _skeletons=self._skeletons,
         )
 

@@ -176,4 +176,4 @@ def finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite, by one sum: it is finite if they are; an overflow counts as not finite."""
     if not tensor.is_floating_point():
         return True
-    return bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))
+    return math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item())

@@ -10,8 +10,10 @@ prefixes cut the first axis into ranges, and W is held for one row of each (`Row
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise, zip_longest
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +22,12 @@ from anysize.elastic.slicing import divided
 from anysize.errors import MethodError
 from anysize.wire import Tensors
 
+T = TypeVar("T")
+
 Index = tuple[Tensor | None, ...]
+
+Forms = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shapes of a tensor and of a client's part of it in which the part is a prefix of every axis."""
 
 
 class Average(ABC):
@@ -117,17 +124,25 @@ class StreamingMean(Average):
     def __init__(self, before: Mapping[str, Tensor], head: Mapping[str, int] | None = None) -> None:
         super().__init__(before, head)
         self._mean: Tensors = {}
-        self._weight: dict[str, Tensor | Rows] = {}
+        self._weight: dict[str, Tensor | Rows] = {}  # never changed in place, since tensors of one kind share them
+        self._shares: dict[torch.dtype, Tensor] = {}
+        self._steps: dict[tuple[Any, ...], Any] = {}
+        self._divided: dict[tuple[str, int], tuple[Index, Forms | None]] = {}
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._shares, self._steps = {}, {}
 
     def _take(
         self, name: str, tensor: Tensor, at: Index, weight: float, classes: Tensor | None, held: Tensor | None
     ) -> None:
         """Fold in one tensor."""
-        share = self._share(name, tensor, weight, classes)
-        if held is not None:
-            share = share * held
-        whole = all(part is None for part in at)
         headed = classes is not None and name in self._head
+        if held is None and not headed:
+            share = self._every(name, weight)
+        else:
+            share = self._share(name, tensor, weight, classes) * (1 if held is None else held)
+        whole = all(part is None for part in at)
         every = weight > 0 and held is None and not headed  # no entry has the weight zero
         if whole and every and name not in self._mean:
             self._begin_with(name, tensor, share)
@@ -140,6 +155,13 @@ class StreamingMean(Average):
 
     def result(self) -> Tensors:
         return {name: self._mean.get(name, old).to(old.dtype) for name, old in self._before.items()}
+
+    def _every(self, name: str, weight: float) -> Tensor:
+        """The client's weight in every entry of a tensor; one for all tensors of a precision."""
+        kind = self._precision(name)
+        if kind not in self._shares:
+            self._shares[kind] = torch.tensor(weight, dtype=kind)
+        return self._shares[kind]
 
     def _begin_with(self, name: str, tensor: Tensor, share: Tensor) -> None:
         """Take the first client's values, which are the mean so far; of whole numbers the larger ones count."""
@@ -154,27 +176,57 @@ class StreamingMean(Average):
         mean = self._open(name)
         total = self._weight.get(name)
         assert not isinstance(total, Rows)
-        self._weight[name] = total = share if total is None else total + share
-        _move(mean, tensor, share, total)
 
-    def _forms(self, name: str, at: Index, whole: bool) -> tuple[Sequence[int], Sequence[int]] | None:
+        def step() -> tuple[Tensor, Tensor]:
+            after = share if total is None else total + share
+            return after, _factor(share, after)
+
+        self._weight[name], factor = self._once((total, share), (), step)
+        _move(mean, tensor, factor)
+
+    def _forms(self, name: str, at: Index, whole: bool) -> Forms | None:
         """The shapes in which a client holds prefixes of all axes; None if weights were not equal in ranges of rows."""
         total = self._weight.get(name)
         if whole and isinstance(total, Rows):
             return total.shape, total.shape
-        forms = divided(self._before[name].shape, at)
+        if (name, id(at)) not in self._divided:  # what is remembered holds the index, so that no other has its number
+            self._divided[name, id(at)] = at, _tuples(divided(self._before[name].shape, at))
+        forms = self._divided[name, id(at)][1]
         if forms is None or total is None or (not isinstance(total, Rows) and total.numel() == 1):
             return forms
-        return forms if isinstance(total, Rows) and list(total.shape) == forms[0] else None
+        return forms if isinstance(total, Rows) and total.shape == forms[0] else None
 
-    def _fold_rows(self, name: str, tensor: Tensor, share: Tensor, forms: tuple[Sequence[int], Sequence[int]]) -> None:
+    def _fold_rows(self, name: str, tensor: Tensor, share: Tensor, forms: Forms) -> None:
         total, (whole, part) = self._weight.get(name), forms
-        mean, sent = self._open(name).view(tuple(whole)), tensor.reshape(tuple(part))
-        if not isinstance(total, Rows):
-            self._weight[name] = total = Rows(whole, share.new_zeros(()) if total is None else total.reshape(()))
-        for rows, weights in total.add(part, share.reshape(())):
-            place = (rows, *(slice(size) for size in part[1:]))
-            _move(mean[place], sent[rows], share.reshape(()), weights)
+
+        def step() -> tuple[Rows, list[tuple[slice, Tensor]]]:
+            weight = share.reshape(())
+            if isinstance(total, Rows):
+                rows = total
+            else:
+                rows = Rows(whole, weight.new_zeros(()) if total is None else total.reshape(()))
+            after, ranges = rows.added(part, weight)
+            return after, [(at, _factor(weight, weights)) for at, weights in ranges]
+
+        self._weight[name], moves = self._once((total, share), forms, step)
+        mean, sent = self._open(name).view(whole), tensor.reshape(part)
+        inside = tuple(slice(size) for size in part[1:])
+        for rows, factor in moves:
+            _move(mean[(rows, *inside)], sent[rows], factor)
+
+    def _once(self, given: tuple[Tensor | Rows | None, Tensor], forms: tuple[Any, ...], step: Callable[[], T]) -> T:
+        """What `step` returns; once for all tensors of a client whose weights were the same and grow by the same.
+
+        What is as large as a tensor belongs to that tensor alone, and is not remembered.
+        """
+        total, share = given
+        if share.numel() > 1 or (isinstance(total, Tensor) and total.numel() > 1):
+            return step()
+        key = (*map(id, given), *forms)
+        if key not in self._steps:
+            self._steps[key] = given, step()  # holds what is given, so that nothing else has its number
+        found: T = self._steps[key][1]
+        return found
 
     def _fold_part(self, name: str, tensor: Tensor, share: Tensor, at: Index) -> None:
         mean, total = self._open(name), self._weight.get(name)
@@ -182,21 +234,21 @@ class StreamingMean(Average):
             total = total.entries().reshape(mean.shape)
         elif total is None:
             total = torch.zeros(mean.shape, dtype=self._precision(name))
-        elif total.shape != mean.shape:
-            total = total.expand(mean.shape).contiguous()
+        else:
+            total = total.expand(mean.shape).clone(memory_format=torch.contiguous_format)
         self._weight[name] = total
         view = prefix(mean, at)
         if view is not None:
             weights = prefix(total, at)
             assert weights is not None
             weights += share
-            _move(view, tensor, share, weights)
+            _move(view, tensor, _factor(share, weights))
             return
         places = grid(mean.shape, at)
         weights = total[places] + share
         total[places] = weights
         values = mean[places]
-        _move(values, tensor, share, weights)
+        _move(values, tensor, _factor(share, weights))
         mean[places] = values
 
     def _open(self, name: str) -> Tensor:
@@ -208,55 +260,69 @@ class StreamingMean(Average):
 
 
 class Rows:
-    """The weights of a tensor's entries, held for one row of every range of rows that have the same.
+    """The weights of a tensor's entries, held for one row of every range of rows that have the same; never changed.
 
     Args:
         shape: of the tensor.
-        weight: of every entry at first.
+        weight: of every entry.
 
-    >>> rows = Rows((2, 4), torch.tensor(0.0))
-    >>> [(place, weights.tolist()) for place, weights in rows.add((1, 3), torch.tensor(1.0))]
+    >>> rows, ranges = Rows((2, 4), torch.tensor(0.0)).added((1, 3), torch.tensor(1.0))
+    >>> [(place, weights.tolist()) for place, weights in ranges]
     [(slice(0, 1, None), [[1.0, 1.0, 1.0]])]
-    >>> [weights.tolist() for _, weights in rows.add((2, 4), torch.tensor(3.0))]
+    >>> rows, ranges = rows.added((2, 4), torch.tensor(3.0))
+    >>> [weights.tolist() for _, weights in ranges]
     [[[4.0, 4.0, 4.0, 3.0]], [[3.0, 3.0, 3.0, 3.0]]]
     >>> rows.entries().tolist()
     [[4.0, 4.0, 4.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
     """
 
-    def __init__(self, shape: Sequence[int], weight: Tensor) -> None:
+    def __init__(self, shape: tuple[int, ...], weight: Tensor) -> None:
         self.shape = shape
         self._ends = [shape[0]]  # where the ranges end
         self._weight = weight.expand(1, *shape[1:]).contiguous()
 
-    def add(self, sizes: Sequence[int], share: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Add a client that holds a prefix of these sizes; the rows of each range in it, and the weights of one row."""
-        self._cut(sizes[0])
+    def added(self, sizes: tuple[int, ...], share: Tensor) -> tuple[Rows, list[tuple[slice, Tensor]]]:
+        """These weights and those of a client that holds a prefix; the ranges of its rows, with the weights of each."""
+        after = self._cut(sizes[0])
         inside = tuple(slice(size) for size in sizes[1:])
-        start = 0
-        for i, end in enumerate(self._ends[: self._ends.index(sizes[0]) + 1]):
-            weights = self._weight[(slice(i, i + 1), *inside)]
+        ranges, start = [], 0
+        for i, end in enumerate(after._ends[: after._ends.index(sizes[0]) + 1]):
+            weights = after._weight[(slice(i, i + 1), *inside)]
             weights += share
-            yield slice(start, end), weights
+            ranges.append((slice(start, end), weights))
             start = end
+        return after, ranges
 
     def entries(self) -> Tensor:
         """The weight of every entry."""
         counts = torch.tensor([end - start for start, end in pairwise([0, *self._ends])])
         return self._weight.repeat_interleave(counts, 0)
 
-    def _cut(self, at: int) -> None:
-        """Divide the range that holds a row, unless one ends before it."""
+    def _cut(self, at: int) -> Rows:
+        """A copy in which the range that holds a row is divided, unless one ends before it."""
+        other = copy(self)
         if at in self._ends:
-            return
+            other._weight = self._weight.clone()
+            return other
         i = sum(end < at for end in self._ends)
-        self._ends.insert(i, at)
-        self._weight = torch.cat([self._weight[: i + 1], self._weight[i:]])
+        other._ends = [*self._ends[:i], at, *self._ends[i:]]
+        other._weight = torch.cat([self._weight[: i + 1], self._weight[i:]])
+        return other
 
 
-def _move(mean: Tensor, tensor: Tensor, share: Tensor, total: Tensor) -> None:
-    """m <- m + (w / W) (x - m), in place; where the weight is zero nothing moves."""
+def _tuples(forms: tuple[list[int], list[int]] | None) -> Forms | None:
+    return None if forms is None else (tuple(forms[0]), tuple(forms[1]))
+
+
+def _factor(share: Tensor, total: Tensor) -> Tensor:
+    """w / W; zero where the weight is zero."""
+    return share / total.clamp_min(torch.finfo(total.dtype).tiny)
+
+
+def _move(mean: Tensor, tensor: Tensor, factor: Tensor) -> None:
+    """m <- m + (w / W) (x - m), in place."""
     if mean.is_floating_point():
-        mean.lerp_(tensor.to(mean.dtype), share / total.clamp_min(torch.finfo(total.dtype).tiny))
+        mean.lerp_(tensor.to(mean.dtype), factor)
     else:
         torch.maximum(mean, tensor, out=mean)  # counters, such as batch-norm's number of batches
 

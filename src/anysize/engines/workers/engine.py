@@ -107,12 +107,13 @@ class Processes(Engine):
         count = self._pool.count
         self._slots: list[_Slot | None] = [None] * (2 * count)
         self._names = 0
+        self._greeted = 0
         self._free = deque(range(2 * count))
         self._home = Path(tempfile.mkdtemp(dir=self._pool.home.path))
         try:
             self._test = _testable(experiment)
             self._batch_size = experiment.config.evaluation.batch_size
-            self._hello = json.dumps(described(experiment, self._home)).encode()
+            self._hello = described(experiment, self._home)
             self._pool.start()
             self._workers = self._briefed(count)
         except BaseException:
@@ -278,7 +279,8 @@ class Processes(Engine):
         workers = []
         for _ in range(count):
             workers.append(_Worker(*self._pool.arrived()))
-            workers[-1].connection.send_bytes(self._hello)
+            workers[-1].connection.send_bytes(json.dumps(self._hello | {"worker": self._greeted}).encode())
+            self._greeted += 1
         for worker in workers:
             _ready([worker.connection])
             try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from anysize.client.accelerators import share_gpus
 from anysize.client.shards import Evaluator, Shard, Subject
 from anysize.config.files import loads
 from anysize.data import Data, TensorPart
@@ -32,6 +33,7 @@ from anysize.wire import Json, Tensors, dump, under
 def serve(connection: Connection[bytes, bytes], hello: Json) -> None:
     """Answer every message until the connection ends."""
     try:
+        share_gpus(hello["worker"])
         service = Service(experiment_of(hello))
     except Exception as error:
         connection.send_bytes(failure(error))
