@@ -245,6 +245,34 @@ def test_meta_modules_stay_meta() -> None:
     }
 
 
+class Distances(nn.Module):
+    """Adds distances between positions to the channels, a table that the first forward makes and keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        if self.table is None:
+            self.register_buffer("table", torch.arange(hidden.shape[-1], dtype=x.dtype) * 0 + 1.0, persistent=False)
+        return self.down(hidden + self.table)
+
+
+def test_a_table_that_the_forward_keeps_after_the_trace_is_made_again() -> None:
+    network, example = Distances(), torch.randn(4, 3)
+    axes = trace(network, example)
+    network(example)
+    small = narrow(network, axes, 0.5)
+    assert dict(small.named_buffers()) == {}
+    kept = list(axes.kept(0.5).units(axes.groups[0].name))
+    hidden = F.linear(example, network.up.weight[kept], network.up.bias[kept]) + 1
+    expected = F.linear(hidden, network.down.weight[:, kept], network.down.bias)
+    assert len(kept) == 4
+    torch.testing.assert_close(small(example), expected)
+
+
 def test_a_narrowed_network_runs_without_this_package(tmp_path: object) -> None:
     module, _, axes = prepared("lstm_bidirectional")
     torch.save(narrow(module, axes, 0.5).rnn, f"{tmp_path}/net.pt")

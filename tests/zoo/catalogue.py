@@ -11,14 +11,8 @@ REFUSED = {
     "segmentation/PSPNet-resnet18": "it is built with two stages that its forward leaves out",
     "transformers/wavlm": "eight outputs are viewed as two times four, both written as numbers",
     "monai/FlexibleUNet": "a shortcut adds as many zeros as two numbers of the constructor say",
-    "timm/convit_tiny": "its forward puts a table of positions of another shape in the place of a buffer",
-    "transformers/wav2vec2-conformer": "its forward puts a table of positions in the place of a buffer",
-    "x-transformers/alibi": "its forward puts a table of distances in the place of a buffer that was empty",
 }
 """The networks that are refused, and why."""
-
-STUCK = ("timm/convit_tiny", "transformers/wav2vec2-conformer", "x-transformers/alibi")
-"""Those of them whose error advises nothing that helps: their forward gives a buffer another tensor."""
 
 ORDERED = {
     "transformers/pegasus_x": "its positions are waves computed in the forward, each channel's frequency by its number",

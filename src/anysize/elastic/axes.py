@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -233,6 +233,10 @@ class Axes:
         if problems:
             raise ModelError("; ".join(problems))
         return Kept(tuple(chosen))
+
+    def knows(self, name: str) -> bool:
+        """Whether the network had a tensor of this name when it was traced."""
+        return name in self._all_shapes
 
     def index(self, name: str, kept: Kept) -> Index:
         """The sorted indices that stay on each axis of a tensor; None where the whole axis stays.
@@ -509,7 +513,7 @@ def trace(
     for name in ran.unused:
         for row in ran.atoms[name]:
             classes.pin(row) if row is not None else None
-    for row in _left_over(ran):
+    for row in _left_over(ran, dict(module.named_buffers(remove_duplicate=False))):
         classes.pin(row)
     fixed = _kept_roots(ran.tracer, ran.atoms, matched)
     return _assemble(module, ran, inputs, head, fixed, heads, dict(attributes or {}), frozenset(matched))
@@ -649,10 +653,11 @@ def _roots_row(ran: Run, axis: tuple[str, int]) -> Tensor:
     return ran.tracer.classes.roots(row)
 
 
-def _left_over(ran: Run) -> list[Tensor]:
+def _left_over(ran: Run, buffers: Collection[str]) -> list[Tensor]:
     """The axes that keep their size in part and otherwise have units that live nowhere else and that no layer makes.
 
-    Such are tables of positions of which the forward reads the middle: a shorter text leaves more of them unread.
+    Such are tables of positions of which the forward reads the middle: a shorter text leaves more of them unread. In a
+    buffer no layer makes units, even where what is read of it becomes an axis of a product.
     """
     pinned = ran.tracer.classes.pinned_roots()
     homes = _homes(ran, pinned)
@@ -661,7 +666,7 @@ def _left_over(ran: Run) -> list[Tensor]:
         roots = _roots_row(ran, (name, axis))
         fixed = pinned[roots.numpy()]
         alone = all(len(homes[root]) == 1 for root in roots[torch.from_numpy(~fixed)].tolist())
-        if alone and fixed.any() and (name, axis) not in ran.tracer.producers:
+        if alone and fixed.any() and (name in buffers or (name, axis) not in ran.tracer.producers):
             found.append(roots)
     return found
 

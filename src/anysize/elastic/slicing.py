@@ -338,7 +338,9 @@ def narrow(module: nn.Module, axes: Axes, width: Width | Kept, *, verify: bool =
     kept = axes.kept(width)
     memo: dict[int, Any] = {}
     for name, tensor in stored(module).items():
-        if id(tensor) not in memo:
+        if not (axes.knows(name) or isinstance(tensor, nn.Parameter) or name in module.state_dict()):
+            memo[id(tensor)] = None  # the forward made this buffer after the trace, and makes it again
+        elif id(tensor) not in memo:
             small = take(tensor, axes.index(name, kept))
             own = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if own else small

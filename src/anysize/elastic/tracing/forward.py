@@ -393,7 +393,8 @@ def run(
         tracer.released = released
     found = Run(tracer, _trace_integers(network), {} if atoms is None else atoms)
     tensors: dict[int, tuple[Tensor, tuple[Tensor | None, ...]]] = {}
-    for name, tensor in stored(network).items():
+    own = stored(network)  # before the forward, which may put other tensors in the place of buffers
+    for name, tensor in own.items():
         if id(tensor) not in tensors:
             tensors[id(tensor)] = (tensor, tuple(labels_of(name, tensor)))
             tracer.adopt(tensor, name, tensors[id(tensor)][1])
@@ -410,15 +411,15 @@ def run(
     for leaf in leaves:
         tracer.read(leaf)
     found.outputs = [tracer.extents(leaf) for leaf in leaves]
-    found.unused = _unread(network, tracer)
-    if any(name in dict(network.named_parameters()) for name in found.unused):
+    found.unused = _unread(own, tracer)
+    if any(isinstance(own[name], nn.Parameter) for name in found.unused):
         _train_too(network, given, tracer)
-        found.unused = _unread(network, tracer)
+        found.unused = _unread(own, tracer)
     return found
 
 
-def _unread(network: nn.Module, tracer: Tracer) -> list[str]:
-    return [name for name, tensor in stored(network).items() if id(tensor) not in tracer.seen]
+def _unread(tensors: Mapping[str, Tensor], tracer: Tracer) -> list[str]:
+    return [name for name, tensor in tensors.items() if id(tensor) not in tracer.seen]
 
 
 def _train_too(network: nn.Module, given: tuple[Tensor, ...], tracer: Tracer) -> None:

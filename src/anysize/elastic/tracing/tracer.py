@@ -516,11 +516,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         batch, _, inner, _ = sizes
         lefts = [self._straighten(plane, contracted=2, other=1) for plane in left.planes]
         rights = [self._straighten(plane, contracted=1, other=2) for plane in right.planes]
-        self.couple(
-            self._first_lane(lefts, 2),
-            self._first_lane(rights, 1),
-            loose=inner == 1 or left.neutral or right.neutral,
-        )
+        # A neutral side without a lane has its size from a number: nothing follows it.
+        self.couple(self._first_lane(lefts, 2), self._first_lane(rights, 1), loose=inner == 1)
         lefts = [plane for plane in lefts if plane.shape[2] == 1]
         rights = [plane for plane in rights if plane.shape[1] == 1]
         if batch > 1:
