@@ -61,71 +61,37 @@ def test_every_row_names_a_command_that_can_be_given(path: Path) -> None:
             config.load(FOLDER.parent / words[2], overrides)
 
 
-@pytest.mark.parametrize("script", ["wire/results.py"])
+@pytest.mark.parametrize("script", ["elf/tables.py", "wire/results.py"])
 def test_a_page_has_the_tables_that_its_script_makes(script: str) -> None:
     page = (FOLDER / script).with_name("README.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(FOLDER / script))["shown"](page) == page
     assert "± " in page
 
 
-def test_elf_on_fashion_mnist() -> None:
-    found = rows("elf", "fashion-20-rounds")
-    names = {
-        'eLF, `average = "all"`, zeros (the paper)': "zeros",
-        'eLF, `average = "holders"`': "holders",
-        'eLF, `average = "all"`, `fill = "identity"`': "identity",
-        "eLF, holders, 5 x Conv3 + 5 x Conv5 (Fig. 4)": "combo-3-5",
-        "eLF, holders, 5 x Conv3 + 5 x Conv7": "combo-3-7",
-        "eLF, holders, 5 x Conv5 + 5 x Conv7": "combo-5-7",
-        "eLF, holders, FedProx, mu 200 (Fig. 5)": "fedprox",
-        "eLF, holders, FedMAX, beta 10 (Fig. 5)": "fedmax",
-    }
-    checked = 0
-    for name, split, *cells in table("elf", "| | split | Conv3"):
-        kind = "iid" if split == "iid" else "noniid"
-        for depth, cell in zip(("Conv3", "Conv5", "Conv7"), cells):
-            if not cell:
-                continue
-            alone = name == "each depth alone, dense"
-            run = f"{depth} alone" if alone else names[name]
-            values = [
-                row["accuracy"]
-                for row in found
-                if (row["run"], row["split"], row["round"]) == (run, kind, "20")
-                and (alone or row["size"].lower() == depth.lower())
-            ]
-            assert len(values) == 1, (run, depth)
-            assert said(cell, values[0]), (run, depth)
-            checked += 1
-    assert checked == 36
-
-
 @pytest.mark.parametrize(
     "name, header, networks, lines",
     [
-        ("cifar10-16-residual", "| CIFAR-10, one local epoch", ("resnet14", "resnet20", "resnet32"), 6),
+        ("fashion", "| Fashion-MNIST, one local epoch", ("conv3", "conv5", "conv7"), 13),
         ("emnist", "| EMNIST, one local epoch", ("conv3", "conv5", "conv7"), 6),
+        ("cifar10-16-residual", "| CIFAR-10, one local epoch", ("resnet14", "resnet20", "resnet32"), 6),
+        ("cifar10-16-pairs", "| eLF with two depths, zeros", ("resnet14", "resnet20", "resnet32"), 3),
     ],
 )
-def test_elf_beside_each_network_alone(name: str, header: str, networks: tuple[str, ...], lines: int) -> None:
+def test_elf_over_seeds(name: str, header: str, networks: tuple[str, ...], lines: int) -> None:
     found = rows("elf", name)
+    last = max((row["round"] for row in found), key=int)
     shown = table("elf", header)
     assert len(shown) == lines
-    for method, split, *cells in shown:
+    for label, split, *cells in shown:
+        words = label.partition(" (")[0].lower().removeprefix("elf, ")
+        words = words.partition(", mu")[0].partition(", beta")[0].replace("the identity for removed blocks", "identity")
+        kind = "iid" if split == "iid" else "noniid"
         for network, cell in zip(networks, cells, strict=True):
-            label = network if method.startswith("each") else method.replace("eLF, ", "elf ")
-            where = {"split": "iid" if split == "iid" else "noniid", "method": label, "network": network, "round": "40"}
-            assert said(cell.partition(" (")[0], one(found, **where)), where
-
-
-def test_elf_with_two_depths() -> None:
-    found = rows("elf", "cifar10-16-pairs")
-    shown = table("elf", "| eLF with two depths, iid")
-    assert len(shown) == 3
-    for pair, *cells in shown:
-        for network, cell in zip(("resnet14", "resnet20", "resnet32"), cells, strict=True):
-            assert bool(cell) == (network in pair)
-            assert not cell or said(cell, one(found, method=f"elf {pair}", network=network, round="40")), pair
+            method = network if label.startswith("each") else f"elf {words.replace(', ', ' ')}"
+            own = {"method": method, "split": kind, "network": network, "round": last}
+            values = [100 * float(row["accuracy"]) for row in found if all(row[key] == own[key] for key in own)]
+            assert len(values) == (3 if cell else 0), own
+            assert not cell or cell.partition(" (")[0] == f"{mean(values):.1f} ± {stdev(values):.1f}", own
 
 
 def test_elf_on_residual_networks() -> None:

@@ -826,7 +826,7 @@ def test_a_changed_note_is_refused_or_gives_what_it_says_when_it_is_compressed(
     original = bundles.assembled(header, note, data)
     path.write_bytes(original)
     assert len(outputs_of(name, path)) == 3
-    every(count, rewritten(joined(header, note, data), repacked), holds)
+    every(count, lambda dice: rewritten(dice, joined(header, note, data), repacked), holds)
 
 
 @cases

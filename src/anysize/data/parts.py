@@ -211,7 +211,7 @@ class CollatedPart:
             raise
         except Exception as error:  # a collator may raise anything
             raise DataError(
-                f"collate cannot make a batch of samples with {', '.join(items[0])}: {told(error)}"
+                f"collate cannot batch samples with {', '.join(items[0])}: {told(error)}"
             ) from error
         y = next((made[name] for name in LABELS if name in made), None)
         if y is None:
