@@ -24,7 +24,7 @@ import small
 from anysize import config as configs
 from anysize.comparisons import locks
 from anysize.comparisons.cells import cells
-from anysize.comparisons.compare import _of_shard
+from anysize.comparisons.compare import PLAN, _of_shard, _write_plan
 from anysize.comparisons.outcomes import held_out
 from anysize.errors import CheckpointError, ConfigError
 from anysize.methods import HeteroFL
@@ -68,6 +68,17 @@ def test_a_cell_is_the_file_with_its_setting_its_method_and_its_seed() -> None:
     assert found["iid/FedAvg-slow/seed-0"].config.training.learning_rate == 0.001
     assert list(found)[:2] == ["iid/heterofl/seed-0", "iid/FedAvg-each/seed-0"]  # all of a seed before the next
     assert [path.endswith("seed-0") for path in found] == [True] * 6 + [False] * 6
+
+
+def test_without_a_method_table_no_entry_has_the_options_of_the_first(tmp_path: Path) -> None:
+    entries = """
+    { name = "fedavg", label = "each", options = { width = "each" } }, { name = "fedavg", label = "weakest" }, "fedavg"
+    """
+    config = configs.loads(f"{FILE.partition('[compare]')[0]}[compare]\nmethods = [{entries}]")
+    _write_plan(config, tmp_path)
+    for read in (config, configs.load(tmp_path / PLAN)):  # as a file, and as another process reads it
+        assert read.method.options == {"width": "each"}  # what `run` and `plan` take
+        assert [cell.config.method.options for cell in cells(read)] == [{"width": "each"}, {}, {}]
 
 
 def test_tuning_runs_are_on_the_first_seed_and_judged_by_clients_alone() -> None:

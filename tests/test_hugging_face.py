@@ -749,9 +749,7 @@ def test_a_collator_that_fails_is_named_in_one_line(what: str) -> None:
     else:
         rows = [{**row, "text": "good film"} for row in rows]
     part = CollatedPart(rows, transformers.DataCollatorWithPadding(tokens))
-    with pytest.raises(
-        DataError, match=r"collate cannot batch samples with input_ids.*: ValueError"
-    ) as raised:
+    with pytest.raises(DataError, match=r"collate cannot batch samples with input_ids.*: ValueError") as raised:
         part.batch(torch.tensor([0, 1]))
     assert "\n" not in str(raised.value)
 

@@ -103,7 +103,7 @@ def said(config: ExperimentConfig) -> dict[str, Any]:
     for name, value in config.to_dict().items():
         if isinstance(value, Mapping) and name != "method":
             tables[name] = {key: part for key, part in value.items() if config.gives(f"{name}.{key}")}
-        elif name == "method" or config.gives(name):
+        elif config.gives(name):
             tables[name] = value
     tables.pop("compare", None)
     return tables
@@ -136,7 +136,8 @@ def _of_method(
     config: ExperimentConfig,
 ) -> ExperimentConfig:
     """The experiment of one method in one setting, with the file's seed."""
-    own = config.method.options if method.name == config.method.name else {}
+    # A file without [method] has the first method of its comparison there, whose options are no other entry's.
+    own = config.method.options if config.gives("method") and method.name == config.method.name else {}
     changes = dict(leaves(setting)) | dict(leaves(method.overrides))
     tables, problems = changed({**base, "method": {"name": method.name, **own, **method.options}}, changes)
     where = f"compare: {method.title}" + (f" in {name}" if name else "")

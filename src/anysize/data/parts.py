@@ -210,9 +210,7 @@ class CollatedPart:
         except AnysizeError:
             raise
         except Exception as error:  # a collator may raise anything
-            raise DataError(
-                f"collate cannot batch samples with {', '.join(items[0])}: {told(error)}"
-            ) from error
+            raise DataError(f"collate cannot batch samples with {', '.join(items[0])}: {told(error)}") from error
         y = next((made[name] for name in LABELS if name in made), None)
         if y is None:
             raise DataError(f"a batch has {', '.join(made)}; its targets must be there too, as 'labels'")
