@@ -434,7 +434,9 @@ def test_every_page_of_the_docs_is_linked_from_the_readme() -> None:
 
 def test_the_demo_table_is_made_from_the_measured_results() -> None:
     made, text = script("experiments/demo/table.py"), (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text == made.shown(text), "run: .venv/bin/python experiments/demo/table.py"
+    assert text == made.shown(text, made.table()), "run: .venv/bin/python experiments/demo/table.py"
+    page = (ROOT / "experiments" / "demo" / "README.md").read_text(encoding="utf-8")
+    assert page == made.shown(page, made.choice()), "run: .venv/bin/python experiments/demo/table.py"
 
 
 def test_costs_of_the_measured_results_are_those_of_the_demo() -> None:
