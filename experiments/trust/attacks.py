@@ -2,13 +2,14 @@
 
 python experiments/trust/attacks.py [--seeds 0 1 2] [--attacks none sign-flip] [--settings iid "3 classes"]
     [--rules mean norm-filter]
-python experiments/trust/attacks.py --table
+python experiments/trust/attacks.py --table        # writes the table of README.md anew
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 import tempfile
 import time
 from collections.abc import Collection
@@ -40,6 +41,7 @@ SETTINGS = {"iid": [], "3 classes": ["data.split=classes", "data.classes_per_cli
 SIZES = ("0.25", "0.5", "0.75", "1.0")
 KEYS = ("setting", "attack", "rule", "seed")
 COUNTS = ("attackers", "attackers_left_out", "honest", "honest_left_out")
+MARK = re.compile(r"(<!-- table -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 COLUMNS = (*KEYS, *SIZES, "backdoor", "diverged", *COUNTS, "cpu_seconds", "command")
 
 
@@ -89,19 +91,33 @@ def _cell(rows: list[dict[str, str]]) -> str:
     return f"{100 * sum(values) / len(values):.1f} ({len(rows)})" if values else "-"
 
 
+def recorded() -> list[dict[str, str]]:
+    """The rows that are there already."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shown(page: str) -> str:
+    """The page with the table between its marks."""
+    return MARK.sub(lambda found: f"{found[1]}{table(recorded())}\n{found[3]}", page)
+
+
 def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked.add_argument("--attacks", nargs="+", default=list(ATTACKS))
     asked.add_argument("--settings", nargs="+", default=list(SETTINGS))
     asked.add_argument("--rules", nargs="+", default=list(RULES))
-    asked.add_argument("--table", action="store_true", help="print the README's table instead")
+    asked.add_argument("--table", action="store_true", help="write the README's table anew instead")
     given = asked.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
-    rows = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
     if given.table:
-        print(table(rows))
+        page = HERE / "README.md"
+        page.write_text(shown(page.read_text(encoding="utf-8")), encoding="utf-8")
         return
+    rows = recorded()
     done = {tuple(row[key] for key in KEYS) for row in rows}
     for seed, attack, setting, rule in product(given.seeds, given.attacks, given.settings, given.rules):
         if (setting, attack, rule, str(seed)) in done:
