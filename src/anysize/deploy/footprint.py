@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anysize.deploy.affordable import Costs, Footprint, unmeasured
+from anysize.deploy.process import command
 from anysize.errors import ConfigError, told
 from anysize.methods.size import Size
 from anysize.wire import Json, parsed
@@ -44,9 +45,9 @@ def peak_bytes(file: Path, capacity: float) -> float | None:
     """
     if not _STATUS.is_file():
         return None
-    command = [sys.executable, "-m", "anysize.deploy.footprint", str(file.resolve()), repr(capacity)]
+    run = command("footprint", str(file.resolve()), repr(capacity))
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         log.warning("capacity %g: %d training steps took more than %g s", capacity, _STEPS, _SECONDS)
         return math.inf
@@ -122,7 +123,7 @@ def _tried(file: Path, capacity: float) -> int:
 
     import anysize  # noqa: F401
     from anysize import config as configs
-    from anysize.client.process import hold_memory, spare_modules
+    from anysize.client.process import hold_memory
     from anysize.deploy import device_file, own_data
     from anysize.deploy.folder import EXPERIMENT
     from anysize.elastic.skeleton import weightless
@@ -135,7 +136,6 @@ def _tried(file: Path, capacity: float) -> int:
 
     idle = _resident("VmRSS")
     hold_memory()
-    spare_modules()
     device = device_file.load(file)
     config = configs.load(device.path(EXPERIMENT))
     short = config.training.model_copy(update={"local_steps": _STEPS, "local_epochs": None})
@@ -165,7 +165,3 @@ def main(file: str, capacity: str) -> None:
         print(json.dumps({"bytes": _tried(Path(file), float(capacity))}))
     except Exception as error:
         sys.exit(told(error))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
