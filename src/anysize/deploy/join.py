@@ -13,7 +13,7 @@ from anysize.deploy import device_file
 from anysize.deploy.certificates import write_private
 from anysize.deploy.children import Children
 from anysize.deploy.device_file import DeviceConfig, check_limits
-from anysize.deploy.process import command
+from anysize.deploy.process import ONE_ARENA, command
 from anysize.errors import ConfigError
 
 _WATCH_SECONDS = 0.5
@@ -46,8 +46,7 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
         folder, settings = Path(home), Path(home) / "worker.json"
         write_private(settings, json.dumps(address(device, file, insecure)).encode())
         say(f"{device.name} tries its code and data, and then joins {device.server}")
-        # One arena: what glibc's allocator keeps for the threads that fetch a message would be lost to training.
-        more = {"FLWR_HOME": str(folder / "flower"), "MALLOC_ARENA_MAX": "1"}
+        more = {"FLWR_HOME": str(folder / "flower"), **ONE_ARENA}
         keep_up(children, command("worker", str(settings)), more, say, until, folder)
 
 

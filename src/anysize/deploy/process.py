@@ -12,6 +12,9 @@ from importlib import import_module
 
 from anysize.engines.start import quick_start
 
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+"""The environment of these processes: what glibc keeps for the threads that fetch a message is then training's too."""
+
 
 def command(name: str, *arguments: str) -> list[str]:
     """What starts such a process, as the name of a module here and the arguments of its `main`.
