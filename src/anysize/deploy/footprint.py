@@ -1,8 +1,8 @@
 """The memory of a training process, measured on the device: a process of its own answers messages and is looked at.
 
 A process's highest peak cannot be reset everywhere and counts all that it did before, so every size gets a process. It
-does what the worker does: it reads the device's data, and of a few messages it puts each together from its parts, trains
-a few steps, and takes the answer apart.
+does what the worker does: it reads the device's data, and then puts a few messages together from their parts, trains a
+few steps for each, and takes the answer apart.
 """
 
 from __future__ import annotations
