@@ -24,9 +24,7 @@ def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
 PROCESS_BYTES = 48_000_000
 """What a process loads when it joins and its first message comes: PyTorch's kernels and functions for shapes."""
 _PER_TENSOR = 220_000  # of the network, for what tracing makes and remembers of the layer
-_COPIES = (
-    8  # of the network: itself, gradients, tested, as it came, in parts, as read, as it leaves, in parts
-)
+_COPIES = 8  # of the network: itself, gradients, tested, as it came, in parts, as read, as it leaves, in parts
 _HELD = 1.5  # of what a step holds: gradients of activations come and go, and leave gaps in the heap
 _LSTM = 2.7  # of an LSTM's gates, which oneDNN keeps and works with besides what autograd holds
 

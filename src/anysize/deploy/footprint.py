@@ -127,10 +127,16 @@ def _tried(file: Path, capacity: float) -> int:
 
     import torch
     from flwr.app import ArrayRecord
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 
     from anysize import config as configs
     from anysize.client.process import hold_memory
-    from anysize.deploy import device_file, own_data, worker
+    from anysize.deploy import (
+        device_file,
+        own_data,
+        worker,  # noqa: F401 - an idle worker has imported all that it needs
+    )
     from anysize.deploy.folder import EXPERIMENT
     from anysize.elastic.skeleton import weightless
     from anysize.engines.flower_records import record
@@ -156,9 +162,9 @@ def _tried(file: Path, capacity: float) -> int:
     random = torch.Generator().manual_seed(0)
     numbers = {name: _numbers(tensor, random) for name, tensor in message.tensors.items()}
     arrays = record([dump(numbers, {})])
-    tree = worker.get_object_tree(arrays)
+    tree = get_object_tree(arrays)
     with tempfile.TemporaryDirectory() as home:
-        for name, part in worker.get_all_nested_objects(arrays).items():
+        for name, part in get_all_nested_objects(arrays).items():
             Path(home, name).write_bytes(part.deflate())
         del numbers, arrays, part
 
@@ -166,11 +172,11 @@ def _tried(file: Path, capacity: float) -> int:
             return Path(home, name).read_bytes()
 
         for _ in range(_MESSAGES):
-            came = worker.pull_and_inflate_object_from_tree(tree, pull, lambda name: None, return_type=ArrayRecord)
+            came = pull_and_inflate_object_from_tree(tree, pull, lambda name: None, return_type=ArrayRecord)
             update = service.answer(SubModel(load(came["0000"].data)[0], message.ticket))
             del came
-            left = worker.get_all_nested_objects(record([dump(update.tensors, {})]))
-            worker.push_objects(left, lambda name, content: None)
+            left = get_all_nested_objects(record([dump(update.tensors, {})]))
+            push_objects(left, lambda name, content: None)
     return _resident("VmHWM") - idle
 
 
