@@ -215,7 +215,8 @@ def table(found: dict[str, Any]) -> str:
             took = sorted((one["peak"] - one["idle"]) / 1e6 for one in own)
             middles.append(statistics.median(took))
             off = own[0]["predicted"] / 1e6 / middles[-1] - 1
-            cells.append(f"{middles[-1]:.0f} MB ({took[0]:.0f} to {took[-1]:.0f})")
+            span = f" ({took[0]:.0f} to {took[-1]:.0f})" if len(took) > 1 else ""
+            cells.append(f"{middles[-1]:.0f} MB{span}")
             cells.append(f"{own[0]['predicted'] / 1e6:.0f} MB ({off:+.0%})")
         lines.append(f"| {name} | {' | '.join(cells)} | {middles[0] / middles[1]:.0%} |")
     return "\n".join(lines)
