@@ -106,7 +106,8 @@ def load(blob: bytes, source: str = "the message", error: type[AnysizeError] = T
     try:
         header, _ = _header(blob)
         note = parsed(header["__metadata__"][_NOTE])
-        tensors = safetensors.torch.load(blob)
+        read = safetensors.torch.load(blob)  # in another order every time
+        tensors = {name: read[name] for name in header if name in read}
     except (safetensors.SafetensorError, *_DAMAGE) as problem:
         raise error(f"{source} is damaged or was not written by anysize ({problem})") from None
     if not isinstance(note, dict):

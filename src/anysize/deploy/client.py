@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
-from anysize.client.process import hold_memory, spare_modules
+from anysize.client.process import hold_memory
 from anysize.cost.memory import available_bytes
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
@@ -58,10 +58,9 @@ class Service:
 
     def __init__(self, file: Path) -> None:
         hold_memory()
-        spare_modules()
         self._file = file
         self._device = device_file.load(file)
-        self._limits = own_data.check_limits(self._device)
+        self._limits = device_file.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
         self._summed_in = Summed(self._device.path(SUMMED))
 
@@ -108,7 +107,7 @@ class Service:
     def _read_limits(self) -> Limits:
         """What the device's file says now, since other programs may change it; as before if it cannot be read."""
         try:
-            self._limits = own_data.check_limits(device_file.load(self._file))
+            self._limits = device_file.check_limits(device_file.load(self._file))
         except AnysizeError as error:
             log.warning("the device's file cannot be read again; its limits stay as they were", exc_info=error)
         return self._limits
