@@ -498,6 +498,32 @@ def test_what_does_not_fit_the_network_is_refused_in_one_line(made: Callable[[],
 
 
 @with_peft
+def test_a_network_that_has_adapters_of_peft_is_refused() -> None:
+    peft = adapters.load_peft()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    experiment = digits(LoRA(), peft.get_peft_model(network, peft.LoraConfig(target_modules=["1"])))
+    with pytest.raises(MethodError, match="has adapters of peft already; give it without them") as caught:
+        experiment.method.init(experiment.context)
+    assert "\n" not in str(caught.value)
+
+
+@with_peft
+@pytest.mark.parametrize("what, words", [("folder", "is a folder; name the"), ("other", "needs .*; and 3 more$")])
+def test_a_file_of_weights_that_does_not_fit_is_refused_in_one_line(what: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "base.safetensors"
+    if what == "folder":
+        file.mkdir()
+    else:
+        safetensors.torch.save_file(
+            {name: t[..., :3].clone() for name, t in tensors_of(digits(LoRA()).model).items()}, file
+        )
+    experiment = digits(LoRA(), {"name": "mlp", "options": {"hidden": [24, 16]}, "weights": str(file)})
+    with pytest.raises(ModelError, match=words) as caught:
+        _ = experiment.model
+    assert "\n" not in str(caught.value)
+
+
+@with_peft
 def test_an_adapter_of_another_base_is_refused() -> None:
     one, other = digits(LoRA()), digits(LoRA(), seed=1)
     message = one.method.extract(one.context, one.method.init(one.context), Client(0, 0, Size(0.25), 1, 8, 0))
