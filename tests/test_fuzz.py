@@ -44,6 +44,7 @@ from anysize.records import checkpoint, directory, events
 from anysize.report import record
 from anysize.runs.experiment import Experiment
 from fuzzing import (
+    REFUSALS,
     Twice,
     altered,
     bounded,
@@ -972,3 +973,25 @@ def test_damaged_rows_of_clients_are_named_when_a_run_is_resumed(tmp_path: Path,
     (folder / "clients.csv").write_bytes(b"round,client\n\xff\n")
     with pytest.raises(CheckpointError, match=r"clients\.csv is damaged"):
         directory.rewind(folder, 1)
+
+
+@pytest.mark.parametrize("name", ["heterofl", "heterofl-onnx"])
+@pytest.mark.parametrize("size", [10**400, 1 << 63, 1 << 40], ids=["10^400", "2^63", "2^40"])
+def test_a_bundle_with_an_input_that_no_memory_holds_is_refused(tmp_path: Path, name: str, size: int) -> None:
+    header, note, data = parts_of((FIXTURES / f"{name}.anysize").read_bytes())
+    path = tmp_path / "net.anysize"
+    changed = note | {"input_shape": [size, 8, 8]}
+    path.write_bytes(bundles.assembled(header, changed, data))
+    with pytest.raises(REFUSALS, match=r"net\.anysize is damaged .*is a shape of more than 1073741824 entries"):
+        BUNDLES[name](path, verify=False)
+
+
+@pytest.mark.parametrize("name", list(BUNDLES))
+def test_a_signature_of_half_a_character_is_refused(tmp_path: Path, name: str) -> None:
+    key, private = tmp_path / "key.pub", Ed25519PrivateKey.from_private_bytes(bytes(32))
+    key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    header, note, data = parts_of((FIXTURES / f"{name}.anysize").read_bytes())
+    path = tmp_path / "net.anysize"
+    path.write_bytes(rehashed(header, note | {"signature": "\ud800"}, data))
+    with pytest.raises(REFUSALS, match=r"net\.anysize was changed, or signed with another key"):
+        BUNDLES[name](path, key=key)
