@@ -163,6 +163,15 @@ def test_half_a_character_from_a_device_is_no_answer(tmp_path: Path, words: str)
     directory.append_event(tmp_path, {"event": "notice", "text": found.why})
 
 
+@pytest.mark.parametrize("words", ["", "\u200b\n"])
+def test_a_device_that_fails_without_a_word_is_missing_with_a_reason(tmp_path: Path, words: str) -> None:
+    bench = Bench(tmp_path)
+    engine = bench.engine()
+    engine.fleet(1, bench.experiment.fleet)
+    bench.answers((json.dumps({"failure": words}), []))
+    assert list(engine.perform([bench.message("train")])) == [Absence(bench.place, "(no words)")]
+
+
 @pytest.mark.parametrize("unit", ["macs", "latency_ms", "memory_bytes"])
 def test_a_device_whose_numbers_no_float_holds_cannot_take_part(tmp_path: Path, unit: str) -> None:
     bench = Bench(tmp_path)
