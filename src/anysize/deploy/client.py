@@ -26,7 +26,7 @@ from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
 from anysize.engines.service import ClientService
-from anysize.errors import AnysizeError
+from anysize.errors import AnysizeError, short
 from anysize.experiment.brief import Brief
 from anysize.experiment.lookup import step_timed
 from anysize.methods.capabilities import OnBase
@@ -83,7 +83,7 @@ class Service:
             return self._summed(known, known.membership, note, blobs_in(content))
         updates = list(self._updates(known, note["tickets"], blobs_in(content)))
         blobs = [dump(update.tensors, {}) for update in updates]
-        return with_note({"notes": [update.to_json() for update in updates], **self.told()}, record(blobs))
+        return with_note({"notes": [plain_numbers(update) for update in updates], **self.told()}, record(blobs))
 
     def told(self, measured: bool = True) -> Json:
         """What the device tells of itself with every answer: what it can afford next, as its file says now.
@@ -193,6 +193,18 @@ class Knowledge:
         if sub_model.ticket.job == "train":
             self._kept.put(round, update.keep)
         return update
+
+
+def plain_numbers(update: Update) -> Json:
+    """The note of an update; an error if it has a number that no message can hold."""
+    note = update.to_json()
+    try:
+        json.dumps(note, allow_nan=False)
+    except ValueError:
+        raise AnysizeError(
+            f"metrics that are not finite came of the network that it was sent: {short(update.sums)}"
+        ) from None
+    return note
 
 
 def described(error: Exception) -> str:
