@@ -15,7 +15,8 @@ for a convolution; for a linear or recurrent weight both are the matrix itself, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
@@ -97,16 +98,26 @@ def importance(left: Tensor, right: Tensor) -> Tensor:
     return squares.sqrt()
 
 
-def squared_norm(*factors: Tensor) -> Tensor:
+def squared_norm(*factors: Tensor, times: float = 1.0) -> Tensor:
     """The squared Frobenius norm of the weight that a left and a right factor make, without making it.
 
-    Given the factors of several weights, left and right in turn, it is the sum of their squared norms.
+    Given the factors of several weights, left and right in turn, it is the sum of their norms. `times` is a factor.
 
     >>> squared_norm(torch.ones(2, 1), torch.ones(1, 3)).item()
     6.0
     """
-    norm: Tensor = _SquaredNorm.apply(*factors)[0]  # type: ignore[no-untyped-call]
+    if torch._C._are_functorch_transforms_active():  # these take no function that is as lean
+        norms = (_squared_norm(left, right)[0] for left, right in _pairs(factors))
+        return sum(norms, start=torch.zeros(())) * times
+    norm: Tensor = _SquaredNorm.apply(times, *factors)  # type: ignore[no-untyped-call]
     return norm
+
+
+def _squared_norm(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|L R|^2, and the products L^T L and R R^T that it takes."""
+    outer, inner = _left_matrix(left), _entries(right)
+    of_outer, of_inner = outer.T @ outer, inner @ inner.T
+    return torch.dot(of_outer.flatten(), of_inner.flatten()), of_outer, of_inner
 
 
 class _SquaredNorm(torch.autograd.Function):
@@ -115,36 +126,28 @@ class _SquaredNorm(torch.autograd.Function):
     Besides the factors only these products of each factor with itself are held, which have a row for every kernel.
     """
 
-    generate_vmap_rule = True
+    @staticmethod
+    def forward(ctx: Any, times: float, *factors: Tensor) -> Tensor:
+        found = [_squared_norm(left, right) for left, right in _pairs(factors)]
+        ctx.save_for_backward(*factors, *(product for own in found for product in own[1:]))
+        ctx.times = times
+        norms = [own[0] for own in found]
+        total: Tensor = sum(norms[1:], start=norms[0]) * times
+        return total
 
     @staticmethod
-    def forward(*factors: Tensor) -> tuple[Tensor, ...]:
-        products: list[Tensor] = []
-        norms: list[Tensor] = []
-        for left, right in _pairs(factors):
-            outer, inner = _left_matrix(left), _entries(right)
-            products += [outer.T @ outer, inner @ inner.T]
-            norms.append((products[-2] * products[-1]).sum())
-        return (sum(norms[1:], start=norms[0]), *products)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         half = len(ctx.saved_tensors) // 2
-        twice, found = 2 * gradient, list[Tensor]()
+        twice, found = gradient * (2 * ctx.times), list[Tensor]()
         for (left, right), (of_outer, of_inner) in zip(
             *map(_pairs, (ctx.saved_tensors[:half], ctx.saved_tensors[half:]))
         ):
             outer, inner = _left_matrix(left), _entries(right)
             of_left = outer @ (of_inner * twice)
-            if left.dim() > 2:
+            if len(of_left) > len(left):
                 of_left = of_left.reshape(len(left), *left.shape[2:], -1).movedim(-1, 1)
-            found += [of_left, _of_entries((of_outer * twice) @ inner, right)]
-        return tuple(found)
+            found += [of_left.view_as(left), _of_entries((of_outer * twice) @ inner, right)]
+        return None, *found
 
 
 def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -327,18 +330,31 @@ class Factorised(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         weights: dict[str, Tensor] = {}
         self._made = {}
-        for name, left in self.left.items():
-            path = self._pairs.get(unkey(name))
-            if path is None:
-                weight = recompose(left, self.right[name])
-                weights |= dict.fromkeys(self._holders[unkey(name)], weight)
-                if self.decay and self.training and weight.dtype == left.dtype:
-                    self._made[name] = weight
-            else:
-                weights |= {f"{path}.left": left, f"{path}.right": self.right[name]}
-        # Every name is there, those of shared weights too, so torch need not search for them at every call.
-        output: Tensor = functional_call(self.network, weights, inputs, tie_weights=False)
+        for name, held in self._holders.items():
+            left = self.left[key(name)]
+            weight = recompose(left, self.right[key(name)])
+            weights |= dict.fromkeys(held, weight)
+            if self.decay and self.training and weight.dtype == left.dtype:
+                self._made[key(name)] = weight
+        with self._filled():
+            # Every name is there, those of shared weights too, so torch need not search for them at every call.
+            output: Tensor = (
+                functional_call(self.network, weights, inputs, tie_weights=False) if weights else self.network(*inputs)
+            )
         return output
+
+    @contextmanager
+    def _filled(self) -> Iterator[None]:
+        """The pairs have their factors; `functional_call` would do the same in several times the time."""
+        pairs = [(self.network.get_submodule(path)._buffers, key(name)) for name, path in self._pairs.items()]
+        hollow = [(held["left"], held["right"]) for held, _ in pairs]
+        try:
+            for held, name in pairs:
+                held["left"], held["right"] = self.left[name], self.right[name]
+            yield
+        finally:
+            for (held, _), (left, right) in zip(pairs, hollow):
+                held["left"], held["right"] = left, right
 
     def factors(self) -> list[nn.Parameter]:
         """The parameters of both sides."""
@@ -358,9 +374,9 @@ class Factorised(nn.Module):
             return torch.zeros(())
         made, self._made = self._made, {}
         factors = [own for name, left in self.left.items() if name not in made for own in (left, self.right[name])]
-        norms = [squared_norm(*factors)] if factors else []
-        norms += [weight.square().sum() for weight in made.values()]
-        return sum(norms, start=torch.zeros(())) * (self.decay / 2)
+        terms = [squared_norm(*factors, times=self.decay / 2)] if factors else []
+        terms += [weight.square().sum() * (self.decay / 2) for weight in made.values()]
+        return sum(terms[1:], start=terms[0]) if terms else torch.zeros(())
 
 
 def factorised_network(skeleton: nn.Module, tensors: Mapping[str, Tensor], decay: float) -> nn.Module:
@@ -442,7 +458,9 @@ def _matrix(weight: Tensor, split: int) -> Tensor:
 
 def _left_matrix(left: Tensor) -> Tensor:
     """A left factor (N, R, *k) as the matrix (N k, R)."""
-    return left if left.dim() == 2 else left.movedim(1, -1).reshape(-1, left.shape[1])
+    if left.numel() == left.shape[0] * left.shape[1]:
+        return left.flatten(1)
+    return left.movedim(1, -1).reshape(-1, left.shape[1])
 
 
 def _factors(matrix: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
