@@ -106,16 +106,15 @@ def squared_norm(*factors: Tensor, times: float = 1.0) -> Tensor:
     >>> squared_norm(torch.ones(2, 1), torch.ones(1, 3)).item()
     6.0
     """
-    if torch._C._are_functorch_transforms_active():  # these take no function that is as lean
-        norms = (_squared_norm(left, right)[0] for left, right in _pairs(factors))
+    if torch._C._are_functorch_transforms_active():  # these take no function that is as lean, and know no layouts
+        norms = (_products(_left_matrix(left), right.flatten(1))[0] for left, right in _pairs(factors))
         return sum(norms, start=torch.zeros(())) * times
     norm: Tensor = _SquaredNorm.apply(times, *factors)  # type: ignore[no-untyped-call]
     return norm
 
 
-def _squared_norm(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """|L R|^2, and the products L^T L and R R^T that it takes."""
-    outer, inner = _left_matrix(left), _entries(right)
+def _products(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|L R|^2 of two matrices, and the products L^T L and R R^T that it takes."""
     of_outer, of_inner = outer.T @ outer, inner @ inner.T
     return torch.dot(of_outer.flatten(), of_inner.flatten()), of_outer, of_inner
 
@@ -128,7 +127,7 @@ class _SquaredNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, times: float, *factors: Tensor) -> Tensor:
-        found = [_squared_norm(left, right) for left, right in _pairs(factors)]
+        found = [_products(_left_matrix(left), _entries(right)) for left, right in _pairs(factors)]
         ctx.save_for_backward(*factors, *(product for own in found for product in own[1:]))
         ctx.times = times
         norms = [own[0] for own in found]
