@@ -207,4 +207,5 @@ def finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite, by one sum: it is finite if they are; an overflow counts as not finite."""
     if not tensor.is_floating_point():
         return True
-    return math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item())
+    narrow = tensor.element_size() < 4
+    return math.isfinite((tensor.sum(dtype=torch.float32) if narrow else tensor.sum()).item())
