@@ -50,7 +50,12 @@ ROUNDS, TIMES, RATE, BATCH, CLIENTS = 3, 2, 0.05, 32, 10
 SIDES = ("anysize", "flower", "pfl", "plain")
 _WATCH_SECONDS = 0.05
 _MARK = "ANYSIZE_PEER"
-_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray lets all other processes go before its own, which the other sides do not
+}
 
 
 def job() -> Experiment:
