@@ -89,7 +89,7 @@ class Average(ABC):
         """Refuse a tensor that does not fit: an axis of size one would otherwise broadcast silently."""
         if name not in self._before:
             raise MethodError(f"an update holds '{name}', which the state does not hold")
-        shape: tuple[int, ...] = self._before[name].shape
+        shape = tuple(self._before[name].shape)
         if any(rows is not None for rows in at):
             shape = tuple(size if rows is None else rows.shape[0] for size, rows in zip_longest(shape, at))
         if tensor.shape != shape:
