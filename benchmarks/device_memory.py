@@ -1,27 +1,29 @@
-"""The memory of a device: what answering one message takes, above a process that has only imported what it needs.
+"""The memory of a device: what its worker takes on a fleet, above one that has only imported what it needs.
 
-Every measurement is a process of its own, which does what the worker of `anysize join` does: it reads the device's
-file, learns the experiment from the server's hello, checks the message, trains, and packs the answer. The peak of its
-resident memory is read from /proc, and so is what it has before the message comes. Every measurement is made three
-times, since no two processes place their blocks of memory alike.
+Every measurement is a real fleet on this machine, of a device of each capacity that joined with `anysize join`: it
+fetches messages, trains for some rounds, sends its updates, and evaluates. The peak of its worker's resident memory is
+read from /proc. Fleets are made more than once, since no two processes place their blocks of memory alike.
 
-`python benchmarks/device_memory.py` writes benchmarks/device_memory.json; `--table` prints it for the docs.
+`python benchmarks/device_memory.py` writes benchmarks/device_memory.json, or only the rows of the networks
+that it names; `--table` prints it for the docs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).with_name("device_memory.json")
 CAPACITIES = [0.2, 1.0]
 REPEATS = 3
+ROUNDS = 3
 IMAGES = {"model": {"input": [3, 32, 32]}, "task": {"classes": 10}}
 TOKENS = {"model": {"input": [128]}, "task": {"name": "next-token", "classes": 128}}
 OWN = "device_memory:gpt"
@@ -91,80 +93,110 @@ def gpt(input_shape: tuple[int, ...], classes: int, width: int = 384, depth: int
     return Gpt()
 
 
-def message(name: str, capacity: float, folder: Path) -> None:
-    """Write what a device of a capacity needs into a folder: its file, its data, and the server's message."""
+def experiment(name: str) -> str:
+    """The file of an experiment with a network, for devices of both capacities."""
     from anysize import config as configs
-    from anysize.experiment.brief import Brief
-    from anysize.methods.messages import Client
-    from anysize.runs.experiment import Experiment
-    from anysize.wire import dump
 
     about = {**NETWORKS, **OTHERS}[name]
     tables = {
         **about,
-        "data": {"name": "devices"},
-        "method": {"name": "heterofl" if capacity < 1 else "fedavg"},
-        "devices": {"capacities": [capacity]},
+        "name": "memory",
+        "rounds": ROUNDS,
+        "evaluate_every": ROUNDS,
+        "data": {"name": "devices", "validation": 0.2},
+        "method": {"name": "heterofl"},
+        "devices": {"capacities": CAPACITIES},
         "tricks": {"classwise_head": False},
         "training": {**about["training"], "local_steps": 4},
-        "engine": {"name": "flower"},
+        "engine": {"name": "flower", "min_clients": len(CAPACITIES), "round_timeout": 600.0},
     }
-    made = Experiment.from_config(configs.from_dict(tables))
+    return configs.dumps(configs.from_dict(tables))
+
+
+def predicted(file: Path) -> dict[str, int]:
+    """The `memory_bytes` of every size of an experiment, as a budget is held against it."""
+    from anysize import config as configs
+    from anysize.runs.experiment import Experiment
+
+    made = Experiment.from_config(configs.load(file))
     state = made.method.init(made.context)
-    size = made.sizes[-1]
-    cut = made.method.extract(made.context, state, Client(0, 0, size, 1, 1, 0))
-    ticket = replace(cut.ticket, rate=0.1)
-    hello = {"run": "0a", "brief": Brief.of(made).to_json()}
-    note = {"hello": hello, "tickets": [ticket.to_json()]}
-    (folder / "note.json").write_text(json.dumps(note))
-    (folder / "predicted").write_text(str(made.cost(size, state=state).memory_bytes))
-    (folder / "blob").write_bytes(dump(cut.tensors, {}))
+    return {size.label: int(made.cost(size, state=state).memory_bytes) for size in made.sizes}
+
+
+def peaks(name: str, folder: Path) -> dict[str, int]:
+    """The peak of each device's worker on a fleet that trains a network, by capacity."""
+    from loopback import Loopback, processes_of
+
     (folder / "own_frames.py").write_text(DATA)
+    about = {**NETWORKS, **OTHERS}[name]
     shape, tokens = about["model"]["input"], json.dumps("name" in about["task"])
-    (folder / "device.toml").write_text(
-        f'name = "board"\nserver = "localhost:9092"\ndata = "own_frames:load"\ncapacity = {capacity}\n'
-        f'options = {{ shape = {shape}, tokens = {tokens}, count = 128 }}\nallow = ["{OWN}"]\n'
-    )
+    more = f'options = {{ shape = {shape}, tokens = {tokens}, count = 128 }}\nallow = ["{OWN}"]\n'
+    devices = {f"board-{number}": capacity for number, capacity in enumerate(CAPACITIES)}
+    with Loopback(folder / "fleet", experiment(name), devices, "own_frames:load") as fleet:
+        for device in devices:
+            file = fleet.home / "devices" / device / "device.toml"
+            kept = [line for line in file.read_text().splitlines() if not line.startswith(("options", "allow"))]
+            file.write_text("\n".join([*kept, more]))
+            (file.parent / "own_frames.py").write_text(DATA)
+        fleet.serve()
+        fleet.join()
+        for device in devices:
+            fleet.wait(lambda device=device: "joined as node" in fleet.log(device), 600, device)  # type: ignore[misc]
+        fleet.run()
+        fleet.finished(1800)
+        found = {}
+        for device, capacity in devices.items():
+            own = [pid for pid, _ in processes_of(fleet.home) if parent(pid) == fleet.pid(device)]
+            assert len(own) == 1, f"{device} has the processes {own}"
+            found[str(capacity)] = memory("VmHWM", own[0])
+        return found
 
 
-def answer(folder: Path) -> dict[str, int]:
-    """What this process holds before and at most while it answers a message, and what is predicted; in bytes."""
-    import torch  # noqa: F401
-
-    import anysize  # noqa: F401
-    from anysize.deploy.client import Service
-    from anysize.engines.flower_records import note_in, record, with_note
-
-    idle = resident("VmRSS")
-    service = Service(folder / "device.toml")
-    content = with_note(json.loads((folder / "note.json").read_text()), record([(folder / "blob").read_bytes()]))
-    told = note_in(service.reply("train", content))
-    assert "failure" not in told, told["failure"]
-    return {"idle": idle, "peak": resident("VmHWM"), "predicted": int((folder / "predicted").read_text())}
+def parent(pid: int) -> int:
+    """The process that started another."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
 
 
-def resident(what: str) -> int:
-    """VmRSS or VmHWM of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def memory(what: str, pid: int | str = "self") -> int:
+    """VmRSS or VmHWM of a process, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
 
 
-def main() -> None:
-    """Measure every network at both capacities and write it down."""
+def idle() -> int:
+    """What a device's worker holds that has imported all that it needs, and has done nothing."""
+    from anysize.engines.start import quick_start
+
+    quick_start()
+    from anysize.deploy import worker  # noqa: F401
+
+    return memory("VmRSS")
+
+
+def main(*names: str) -> None:
+    """Measure every network, or those of these names, and write it down."""
     from anysize.runs.runner import environment
 
-    found: dict[str, Any] = {"environment": environment(), "networks": {}}
-    for name in (*NETWORKS, *OTHERS):
-        found["networks"][name] = {str(capacity): measured(name, capacity) for capacity in CAPACITIES}
+    resting = [int(run("--idle")) for _ in range(REPEATS)]
+    before = json.loads(OUT.read_text())["networks"] if names else {}
+    found: dict[str, Any] = {"environment": environment(), "networks": before}
+    for name in names or (*NETWORKS, *OTHERS):
+        found["networks"][name] = measured(name, resting)
         OUT.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
 
 
-def measured(name: str, capacity: float) -> list[dict[str, int]]:
-    """One network at a capacity, in processes of their own."""
-    with tempfile.TemporaryDirectory() as home:
-        run("--message", home, name, str(capacity))
-        return [json.loads(run("--answer", home)) for _ in range(REPEATS)]
+def measured(name: str, idle: Sequence[int]) -> dict[str, list[dict[str, int]]]:
+    """One network: a fleet for each measurement of an idle worker."""
+    rows: dict[str, list[dict[str, int]]] = {str(capacity): [] for capacity in CAPACITIES}
+    for resting in idle:
+        with tempfile.TemporaryDirectory() as home:
+            found = peaks(name, Path(home))
+            told = json.loads(run("--predicted", str(Path(home) / "fleet" / "experiment.toml")))
+        for capacity, peak in found.items():
+            rows[capacity].append({"idle": resting, "peak": peak, "predicted": told[capacity]})
+    return rows
 
 
 def run(*arguments: str) -> str:
@@ -183,18 +215,25 @@ def table(found: dict[str, Any]) -> str:
             took = sorted((one["peak"] - one["idle"]) / 1e6 for one in own)
             middles.append(statistics.median(took))
             off = own[0]["predicted"] / 1e6 / middles[-1] - 1
-            cells.append(f"{middles[-1]:.0f} MB ({took[0]:.0f} to {took[-1]:.0f})")
+            span = f" ({took[0]:.0f} to {took[-1]:.0f})" if len(took) > 1 else ""
+            cells.append(f"{middles[-1]:.0f} MB{span}")
             cells.append(f"{own[0]['predicted'] / 1e6:.0f} MB ({off:+.0%})")
         lines.append(f"| {name} | {' | '.join(cells)} | {middles[0] / middles[1]:.0%} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    if "--message" in sys.argv:
-        message(sys.argv[3], float(sys.argv[4]), Path(sys.argv[2]))
-    elif "--answer" in sys.argv:
-        print(json.dumps(answer(Path(sys.argv[2]))))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # for loopback
+    here = str(Path(__file__).resolve().parent)  # for the network of this file
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    sys.path.insert(0, here)
+    if "--idle" in sys.argv:
+        print(idle())
+    elif "--predicted" in sys.argv:
+        print(json.dumps(predicted(Path(sys.argv[2]))))
+    elif "--once" in sys.argv:
+        print(json.dumps(measured(sys.argv[2], [int(run("--idle"))])))
     elif "--table" in sys.argv:
         print(table(json.loads(OUT.read_text())))
     else:
-        main()
+        main(*sys.argv[1:])

@@ -121,7 +121,7 @@ def polls_per_second(home: Path, address: Address, seconds: float = 8.0, callers
 def memory_bytes(home: Path) -> dict[str, int]:
     """The resident memory of the server's process, and of one device's."""
     found = {"SuperLink": 0, "worker": 0}
-    names = {"anysize.deploy.superlink": "SuperLink", "anysize.deploy.worker": "worker"}
+    names = {"anysize.deploy.superlink": "SuperLink", "anysize.deploy.process": "worker"}
     for pid, arguments in processes_of(home):
         name = next((own for text, own in names.items() if any(text in argument for argument in arguments)), None)
         if name is not None:

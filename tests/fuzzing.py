@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,6 +171,7 @@ ODD: list[Any] = [
         "\u2028",
         "\x00",
         "é" * 40,
+        "\ud800",
     ),
     *([], [1], [[0, 1]], [-1], [1 << 40], [0, 1 << 62], [None], {}, {"a": 1}, {"": {}}, Nested(60), Nested(100_000)),
 ]
@@ -233,11 +235,11 @@ def written(tree: Any) -> str:
 
 
 def strict(text: str | bytes, infinite: bool = False) -> Any:
-    """The value of a JSON text; a ValueError if a key comes twice, or a number is none that JSON has.
+    """The value of a JSON text; a ValueError if a key comes twice, a number is none that JSON has, or text is none.
 
     Args:
         text: the text.
-        infinite: whether infinity counts as a number, as in the note of a bundle.
+        infinite: whether infinity counts as a number, as in the note of a bundle, which may also hold any whole one.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -250,7 +252,21 @@ def strict(text: str | bytes, infinite: bool = False) -> Any:
             return float(name)
         raise ValueError(f"{name} is no number of JSON")
 
-    return json.loads(text, object_pairs_hook=once, parse_constant=never)
+    found = json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=once, parse_constant=never)
+    if not infinite and not sound(found):
+        raise ValueError("a number that no float holds, or half a character")
+    return found
+
+
+def sound(value: Any) -> bool:
+    """Whether every whole number fits a float, and every text can be written."""
+    if isinstance(value, dict):
+        return all(sound(key) and sound(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(sound, value))
+    if isinstance(value, str):
+        return not any("\ud800" <= sign <= "\udfff" for sign in value)
+    return not isinstance(value, int) or abs(value) <= sys.float_info.max
 
 
 def same(left: Any, right: Any) -> bool:

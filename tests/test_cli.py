@@ -335,7 +335,7 @@ def test_the_demo_file_is_a_valid_experiment() -> None:
     from importlib.resources import files
 
     config = az.load_config(Path(str(files("anysize") / "demo.toml")))
-    assert (config.method.name, config.data.name, config.data.clients) == ("fjord", "digit-pairs", 20)
+    assert (config.method.name, config.data.name, config.data.clients) == ("ladder", "digit-pairs", 20)
 
 
 @pytest.mark.slow
@@ -344,11 +344,11 @@ def test_the_demo_beats_both_baselines_and_exports(call: Call, tmp_path: Path) -
     assert code == 0
     rows = {(row["method"], row["size"]): row for row in read_rows(tmp_path / "demo" / "compare.csv")}
     accuracy = {key: float(row["mean"]) for key, row in rows.items()}
-    assert accuracy["fjord", "0.5"] > accuracy["FedAvg, weakest width", "0.25"] + 0.03
-    assert accuracy["fjord", "1.0"] > accuracy["FedAvg, strong devices", "1.0"] + 0.05
+    assert accuracy["ladder", "0.5"] > accuracy["FedAvg, weakest width", "0.25"] + 0.03
+    assert accuracy["ladder", "1.0"] > accuracy["FedAvg, strong devices", "1.0"] + 0.05
     assert all(f"{value:.4f}" in printed for (_, size), value in accuracy.items() if size != "mean of sizes")
     assert {"net-0.25.onnx", "net-1.0.onnx", "compare.html"} <= {path.name for path in (tmp_path / "demo").iterdir()}
-    assert (tmp_path / "demo" / "fjord" / "seed-0" / "report.html").is_file()
+    assert (tmp_path / "demo" / "ladder" / "seed-0" / "report.html").is_file()
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

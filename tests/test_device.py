@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +18,13 @@ from hypothesis import strategies as st
 import anysize as az
 import small
 from anysize import config as configs
-from anysize.client import process
+from anysize.cli import fleet
 from anysize.config.tables import ExperimentConfig
-from anysize.deploy import device_file, own_data
-from anysize.deploy.device_file import DeviceConfig
-from anysize.deploy.own_data import check_limits, own_share
+from anysize.deploy import device_file, own_data, selftest
+from anysize.deploy import join as joining
+from anysize.deploy.device_file import DeviceConfig, check_limits
+from anysize.deploy.folder import lay_out, named, planned
+from anysize.deploy.own_data import own_share
 from anysize.errors import AnysizeError, ConfigError, DataError
 from anysize.experiment.inspect import inspect
 from anysize.experiment.plan import plan
@@ -285,36 +289,49 @@ def test_more_classes_than_the_data_shows_can_be_declared() -> None:
         _ = small.experiment(task={"classes": 9}).signature
 
 
+_TRIES = """
+import sys
+from anysize.deploy import process
+process.main("footprint", [sys.argv[1], "0.5"])
+print([name for name in ("torch._dynamo.utils", "sympy.core") if name in sys.modules])
+import torch, torch._dynamo.utils, sympy.logic.boolalg
+print(torch.compile(lambda x: x + 1, backend="eager", dynamic=True)(torch.ones(2)))
+sizes = {0: torch.export.Dim("n", min=2, max=9)}
+made = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=(sizes,))
+print(made.module()(torch.ones(7, 3)).shape, sympy.logic.boolalg.true is sympy.true)
+"""
+
+
 @pytest.mark.slow
-def test_a_process_without_compiler_and_algebra_gets_them_once_something_needs_them() -> None:
+def test_a_device_trains_without_compiler_and_algebra_which_still_work(tmp_path: Path) -> None:
+    lay_out(tmp_path / "fleet", planned(None, named(["board=0.5"]), [], 8123, None))
+    file = tmp_path / "fleet" / "devices" / "board" / "device.toml"
+    done = subprocess.run([sys.executable, "-c", _TRIES, str(file)], check=True, capture_output=True, text=True)
+    told = done.stdout.splitlines()
+    assert list(json.loads(told[0])) == ["bytes"]
+    assert told[1:] == ["[]", "tensor([2., 2.])", "torch.Size([7, 2]) True"]
+
+
+def test_the_process_that_watches_over_a_device_does_not_load_pytorch(tmp_path: Path) -> None:
+    file = tmp_path / "device.toml"
+    file.write_text('name = "cam"\nserver = "localhost:1"\ndata = "shop:load"\n')
     code = (
-        "import sys, torch\n"
-        "from anysize.client.process import spare_modules\n"
-        "spare_modules()\n"
-        "loaded = lambda: ['torch._dynamo.utils' in sys.modules, 'sympy.core' in sys.modules]\n"
-        "x = torch.ones(3, 4, device='meta')\n"
-        "print((x.normal_() + x)[1].shape, loaded())\n"
-        "print(torch.compile(lambda x: x + 1, backend='eager', dynamic=True)(torch.ones(2)), loaded())\n"
-        "sizes = {0: torch.export.Dim('n', min=2, max=9)}\n"
-        "made = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=(sizes,))\n"
-        "print(made.module()(torch.ones(7, 3)).shape)\n"
+        f"import sys; sys.argv = ['anysize', 'join', {str(file)!r}]\n"
+        "from anysize.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: print(ended.code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == ("torch.Size([4]) [False, False]\ntensor([2., 2.]) [True, True]\ntorch.Size([7, 2])\n")
+    assert "give its file a capacity or a budget" in done.stderr
+    assert done.stdout == "2 False\n"
 
 
-@pytest.mark.parametrize("name", process._ON_PLAIN_VALUES)
-def test_plain_values_are_judged_as_pytorch_judges_them(name: str) -> None:
-    from torch.fx.experimental import symbolic_shapes
-
-    examples: dict[str, list[tuple[Any, ...]]] = {
-        "is_nested_int": [(3,), (True,), (2.5,)],
-        "has_guarding_hint": [(3,), (True,)],
-        "guarding_hint_or_throw": [(3,), (True,), (False,)],
-        "free_unbacked_symbols": [(torch.ones(2, 3, device="meta"),)],
-        "sym_eq": [((1, 2), [1, 2]), ((1, 2), (1, 3)), ((1,), (1, 2)), (3, 3), (3, 4)],
-        "sym_and": [(True,), (True, False), (True, True, True)],
-        "sym_or": [(False,), (False, True), (False, False)],
-    }
-    for values in examples.get(name, [(True,), (False,)]):
-        assert process._ON_PLAIN_VALUES[name](*values) == getattr(symbolic_shapes, name)(*values)
+def test_after_it_measured_a_device_joins_in_a_process_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(selftest, "measured", lambda file, **options: None)
+    monkeypatch.setattr(joining, "join", lambda file, **options: None)
+    monkeypatch.setattr(os, "execv", lambda path, arguments: became.append(arguments))
+    fleet.join(Path("cam.toml"), insecure=True, measure=True)
+    assert became == (
+        [[sys.executable, "-m", "anysize", "join", "cam.toml", "--insecure"]] if os.name == "posix" else []
+    )

@@ -165,14 +165,14 @@ def test_own_data_and_model_of_the_page_train(tmp_path: Path, monkeypatch: pytes
 def test_hugging_face_page_trains_from_a_file_and_from_live_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hugging_face = pytest.importorskip("test_hugging_face")
+    pytest.importorskip("test_hugging_face")
     page = ROOT / "docs" / "hugging-face.md"
-    hugging_face.write_reviews(tmp_path)
     (tmp_path / "reviews.toml").write_text(blocks(page, "toml")[0])
     monkeypatch.chdir(tmp_path)
+    files, live, device = blocks(page, "python")
+    run_block(files)
     run = az.run("reviews.toml", overrides=["rounds=1"], out=tmp_path / "file")
     assert run.customize(0.5).config.hidden_size == 16
-    live, device = blocks(page, "python")
     made = run_block(f"{live}\n{device}")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[0] == "16"

@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from anysize.client.networks import built
 from anysize.config.files import from_dict
 from anysize.engines.folder import Folder, remove_abandoned
 from anysize.engines.inprocess import InProcess
@@ -283,6 +285,14 @@ def test_a_worker_that_died_while_idle_is_replaced() -> None:
         engine._workers[0].process.wait()
         found, _ = run_round(made.context, made.method, state, clients(made), engine, 0.05)
     assert bits(found) == bits(expected)
+
+
+def test_messages_that_name_their_tensors_in_another_order_fill_the_same_network() -> None:
+    """Else a process would keep a network for every message."""
+    made = experiment("heterofl")
+    message = made.method.extract(made.context, made.method.init(made.context), clients(made)[0])
+    turned = replace(message, tensors=dict(reversed(message.tensors.items())))
+    assert built(made.context, made.method, message) is built(made.context, made.method, turned)
 
 
 def test_a_network_that_changes_its_constants_gives_the_same_bits_in_any_order() -> None:

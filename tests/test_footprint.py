@@ -52,7 +52,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_measured_peak_counts_before_a_predicted_one() -> None:
-    """Predicted are 41 MB for every size."""
+    """Predicted are 49 MB for every size."""
     made = experiment()
     context = made.context_for((Size(0.25), Size(1.0))).for_client()
     costs = Costs(context, made.method, made.example)
@@ -71,7 +71,7 @@ def test_a_budget_that_nothing_fits_names_the_smallest_that_would() -> None:
     context = made.context_for((Size(0.25), Size(1.0))).for_client()
     gate = Gate(context, made.method, made.example, Limits(budget=Budget(memory_bytes=1e6)))
     (said,) = gate.refusals(Costs(context, made.method, made.example).message(Size(0.25), "train"))
-    assert "; the smallest needs memory_bytes = 4.0" in said
+    assert "; the smallest needs memory_bytes = 4.9" in said
     own = {Size(0.25): 2e7}
     gate = Gate(context, made.method, made.example, Limits(budget=Budget(memory_bytes=1e6)), footprint=own.get)
     assert (

@@ -44,6 +44,7 @@ from anysize.records import checkpoint, directory, events
 from anysize.report import record
 from anysize.runs.experiment import Experiment
 from fuzzing import (
+    REFUSALS,
     Twice,
     altered,
     bounded,
@@ -854,11 +855,15 @@ def test_no_change_of_a_signed_bundle_is_accepted(tmp_path: Path, name: str, cou
 # What the cases found -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ['{"a":NaN}', '{"a":1e999}', '{"a":1,"a":2}'])
+@pytest.mark.parametrize(
+    "text", ['{"a":NaN}', '{"a":1e999}', '{"a":1,"a":2}', f'{{"a":-{10**309}}}', '{"\\ud800":1}', '{"a":["\\udC00"]}']
+)
 def test_a_note_with_what_json_does_not_have_is_refused(text: str) -> None:
     header, _, data = parts_of(MESSAGE)
     head = written({"__metadata__": {"anysize": text}, **header}).encode()
-    with pytest.raises(TrustError, match=r"not a finite number|comes twice"):
+    with pytest.raises(
+        TrustError, match=r"not a finite number|comes twice|310 digits is too large|surrogates not allowed"
+    ):
         wire.load(len(head).to_bytes(8, "little") + head + data)
 
 
@@ -968,3 +973,25 @@ def test_damaged_rows_of_clients_are_named_when_a_run_is_resumed(tmp_path: Path,
     (folder / "clients.csv").write_bytes(b"round,client\n\xff\n")
     with pytest.raises(CheckpointError, match=r"clients\.csv is damaged"):
         directory.rewind(folder, 1)
+
+
+@pytest.mark.parametrize("name", ["heterofl", "heterofl-onnx"])
+@pytest.mark.parametrize("size", [10**400, 1 << 63, 1 << 40], ids=["10^400", "2^63", "2^40"])
+def test_a_bundle_with_an_input_that_no_memory_holds_is_refused(tmp_path: Path, name: str, size: int) -> None:
+    header, note, data = parts_of((FIXTURES / f"{name}.anysize").read_bytes())
+    path = tmp_path / "net.anysize"
+    changed = note | {"input_shape": [size, 8, 8]}
+    path.write_bytes(bundles.assembled(header, changed, data))
+    with pytest.raises(REFUSALS, match=r"net\.anysize is damaged .*is a shape of more than 1073741824 entries"):
+        BUNDLES[name](path, verify=False)
+
+
+@pytest.mark.parametrize("name", list(BUNDLES))
+def test_a_signature_of_half_a_character_is_refused(tmp_path: Path, name: str) -> None:
+    key, private = tmp_path / "key.pub", Ed25519PrivateKey.from_private_bytes(bytes(32))
+    key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    header, note, data = parts_of((FIXTURES / f"{name}.anysize").read_bytes())
+    path = tmp_path / "net.anysize"
+    path.write_bytes(rehashed(header, note | {"signature": "\ud800"}, data))
+    with pytest.raises(REFUSALS, match=r"net\.anysize was changed, or signed with another key"):
+        BUNDLES[name](path, key=key)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -682,11 +683,62 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"data": az.Data(train=({"left": torch.rand(8, 4)}, [0, 1] * 4)), "model": Two()},
         "Two.forward needs right; the data has left",
     ),
+    "classes with a point": (
+        {"data": az.Data(train=(torch.rand(8, 4), [0.5] * 8)), "model": nn.Linear(4, 2)},
+        'the labels are numbers with a point; encode them, or name the task "regression"',
+    ),
+    "labels below 0": (
+        {"data": lambda: az.Data(train=({"input_ids": [[1, 9]] * 4}, [-1] * 4))},
+        "labels begin at -1; classes count from 0",
+    ),
+    "two arrays without names": (
+        {"data": lambda: az.Data(train=((torch.rand(8, 4), torch.rand(8, 4)), [0, 1] * 4)), "model": Two()},
+        "x is a tuple of 2 arrays; several inputs need the names that the network's forward gives them",
+    ),
+    "pictures for a network that reads": (
+        {"data": az.Data(train=(torch.rand(8, 3, 8, 8), [0, 1] * 4))},
+        "BertForSequenceClassification reads tokens, the data has numbers of shape (3, 8, 8); give texts",
+    ),
+    "targets per token": (
+        {"data": az.Data(train=({"input_ids": [[1, 9]] * 4}, [[0, 1]] * 4))},
+        "needs one class per sample, the data has targets of shape (2,); in Python take a collator that leaves labels",
+    ),
+    "a target per text": (
+        {
+            "data": az.Data(train=({"input_ids": [[1, 9]] * 4}, [0, 1] * 2)),
+            "model": lambda: bert("MaskedLM"),
+            "task": "masked-lm",
+        },
+        "needs a target for every token, the data has one per sample; in Python take a collator such as",
+    ),
+    "a frozen network": (
+        {"model": lambda: bert().requires_grad_(False)},
+        "no parameter of the network is trained: all have requires_grad = False",
+    ),
+    "a network without weights": (
+        {"model": lambda: bert().to("meta")},
+        "its parameters are on the meta device; load or make them first",
+    ),
+    "a compiled network": (
+        {"model": lambda: torch.compile(bert())},
+        "the model was compiled; give the network itself",
+    ),
+    "a class for a network": (
+        {"model": lambda: transformers.BertForSequenceClassification},
+        "the model is the class BertForSequenceClassification; give a network",
+    ),
+    "a configuration for a network": (
+        {"model": lambda: transformers.BertConfig(**SMALL)},
+        "the model is a BertConfig; give a name, or a network: any nn.Module, such as AutoModelForSequenceClass",
+    ),
     "a foreign tokenizer": (
         {"data": az.Data(train=({"input_ids": [[1, 99]] * 4}, [0, 1] * 2))},
         "the data has the token 99, the network embeddings for 0 to 23; use the tokenizer",
     ),
-    "a network without a head": ({"model": "headless"}, "BertModel returns no logits; use a network with a head"),
+    "a network without a head": (
+        {"model": lambda: transformers.BertModel(bert().config)},
+        "BertModel returns no logits; use a network with a head",
+    ),
     "a head for another task": (
         {"task": "causal-lm"},
         'task: "causal-lm", but BertForSequenceClassification has the head for "classification"; give task="classif',
@@ -715,14 +767,16 @@ def test_a_live_network_of_another_task_names_the_task_to_give(head: str, task: 
         check_head(network, named_task("classification"), ())
 
 
+def made(changed: dict[str, Any]) -> dict[str, Any]:
+    """The objects of an experiment, those that functions make for one test alone among them."""
+    return {name: value() if isfunction(value) else value for name, value in changed.items()}
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_bad_objects_are_refused_in_one_line(what: str) -> None:
     changed, words = BAD[what]
-    changed = (
-        {**changed, "model": transformers.BertModel(bert().config)} if what == "a network without a head" else changed
-    )
     with pytest.raises(AnysizeError) as raised:
-        _ = az.Experiment(**live(**changed)).context
+        _ = az.Experiment(**live(**made(changed))).context
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -754,6 +808,26 @@ def test_a_collator_that_fails_is_named_in_one_line(what: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_a_collator_that_returns_no_mapping_is_refused_in_one_line() -> None:
+    with pytest.raises(DataError, match="collate returned a NoneType; it must return tensors by name"):
+        CollatedPart(encoded(4), lambda rows: None).batch(torch.tensor([0]))  # type: ignore[arg-type, return-value]
+
+
+def test_a_sample_without_a_name_that_others_have_is_named() -> None:
+    with pytest.raises(DataError, match="sample 4 has no input_ids, which sample 0 has"):
+        CollatedPart([*encoded(4), {"label": 1}]).column("input_ids")
+
+
+@pytest.mark.parametrize("masks, largest", [(False, 40), (True, 46)])
+def test_tokens_that_a_collator_puts_into_texts_are_counted(masks: bool, largest: int) -> None:
+    tokens = tokenizer()
+    tokens.add_tokens([f"w{place}" for place in range(33)])
+    tokens.pad_token = "w26"
+    kinds = {True: transformers.DataCollatorForLanguageModeling, False: transformers.DataCollatorWithPadding}
+    assert (tokens.pad_token_id, len(tokens)) == (40, 47)
+    assert largest_token(CollatedPart(encoded(4), kinds[masks](tokens))) == largest
+
+
 def test_rows_of_datasets_may_be_tensors() -> None:
     from datasets import Dataset
 
@@ -777,6 +851,11 @@ def test_rows_of_datasets_may_be_tensors() -> None:
         ({"train": "trian"}, "unknown split 'trian'; did you mean 'train'?"),
         ({"lenght": 3}, "unknown option of data set 'hf:reviews' 'lenght'; did you mean 'length'?"),
         ({"target": "text"}, "data.options.decoder_start is missing"),
+        ({"length": 0}, "data.options.length = 0; allowed: an integer, 1 or more"),
+        ({"length": "long"}, "data.options.length = 'long'; allowed: an integer, 1 or more"),
+        ({"mask": 15}, "data.options.mask = 15; allowed: above 0 and below 1"),
+        ({"held_out": 20}, "data.options.held_out = 20; allowed: 0, or above 0 and below 1"),
+        ({"tokenizer": "reviews"}, "'reviews' is here, but holds no tokenizer ("),
     ],
 )
 def test_bad_options_of_data_are_refused_in_one_line(options: dict[str, Any], words: str, folder: Path) -> None:
@@ -801,6 +880,69 @@ def test_unknown_networks_are_refused_in_one_line(name: str, options: dict[str, 
         build(name, (3, 32, 32), 2, options)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def broken(what: str, folder: Path) -> None:
+    """Write a network's folder in which something is wrong."""
+    bert().save_pretrained(folder)
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    told = json.loads(config.read_text())
+    if what == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif what == "another network's weights":
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT)).save_pretrained(folder / "other")
+        weights.write_bytes((folder / "other" / "model.safetensors").read_bytes())
+    elif what == "no json":
+        config.write_text("{")
+    else:
+        changes = {"another size": {"hidden_size": 64}, "no type": {"model_type": None}}
+        config.write_text(json.dumps(told | changes.get(what, {"num_attention_heads": 5})))
+
+
+@pytest.mark.parametrize(
+    "what,words",
+    [
+        ("cut weights", "the network in {} cannot be loaded ("),
+        ("another size", "its weights do not fit its configuration: bert.embeddings.LayerNorm.bias has shape (32,)"),
+        ("another network's weights", "its weights are those of another network: "),
+        ("no json", "{} holds no configuration of transformers ("),
+        ("no type", "{} holds no configuration of transformers ("),
+        ("heads that do not fit", "the network in {} cannot be loaded (The hidden size (32) is not a multiple"),
+    ],
+)
+def test_a_broken_folder_is_refused_in_one_line(what: str, words: str, tmp_path: Path, capfd: Any) -> None:
+    broken(what, tmp_path)
+    capfd.readouterr()
+    with pytest.raises(ModelError) as raised:
+        build(f"hf:{tmp_path}", (7,), 2)
+    assert words.format(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"vocab_size": "many"}, "transformers refuses these model.options (Validation error for field 'vocab_size': "),
+        (
+            {"hidden_size": 30, "num_attention_heads": 4},
+            "transformers refuses this configuration (The hidden size (30)",
+        ),
+    ],
+)
+def test_options_that_no_configuration_allows_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        build("hf:bert", (7,), 2, options)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_gets_a_new_head_for_another_number_of_classes(tmp_path: Path) -> None:
+    saved = bert(num_labels=7)
+    saved.save_pretrained(tmp_path)
+    made = build(f"hf:{tmp_path}", (7,), 3)
+    assert tuple(made.classifier.weight.shape) == (3, 32)
+    assert torch.equal(made.bert.pooler.dense.weight, saved.bert.pooler.dense.weight)
 
 
 def test_a_data_set_that_is_nowhere_is_refused_in_one_line() -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 import anysize as az
-from anysize import config
 from anysize.deploy.affordable import message_cost
 from anysize.elastic import adapters
 from anysize.elastic.adapters import Adapted, Site, site_of, sites
@@ -461,19 +460,48 @@ def test_attention_over_patches_is_fine_tuned(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_on_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
-    (text,), (code,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python"))
+    (base, text, _), (code,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python"))
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "experiment.toml"
     names: dict[str, Any] = {}
     exec(code, names)
-    assert json.loads((tmp_path / "runs/fine-tuned-rank-8/adapter_config.json").read_text())["r"] == 8
+    assert json.loads((tmp_path / "own-rank-8/adapter_config.json").read_text())["r"] == 8
     assert [size.label for size in names["run"].sizes] == ["0.125", "0.5", "1.0"]
-    file.write_text(text.replace('weights = "base.safetensors"', ""))
-    network = Experiment.from_config(config.load(file)).model
-    safetensors.torch.save_file(tensors_of(network), tmp_path / "base.safetensors")
-    file.write_text(text)
-    run = az.run(file, out=tmp_path / "run", progress=False)
+    (tmp_path / "base.toml").write_text(base)
+    (tmp_path / "fine-tuned.toml").write_text(text)
+    trained = az.run("base.toml", overrides=["rounds=1"], progress=False)
+    az.export(trained.customize(1.0), "base.safetensors", trained.experiment.signature)
+    run = az.run("fine-tuned.toml", progress=False)
     assert set(run.history[-1]["accuracy"]) == {"0.125", "0.25", "0.5", "1.0"}
+
+
+@with_peft
+@pytest.mark.slow
+def test_the_page_on_fine_tuning_adapts_a_network_of_transformers_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hugging_face = pytest.importorskip("test_hugging_face")
+    from peft import PeftModel
+
+    page = (Path(__file__).parents[1] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    hugging_face.write_reviews(tmp_path)
+    hugging_face.bert().save_pretrained(tmp_path / "start")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tuned.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[2])
+    run = az.run("tuned.toml", overrides=["rounds=1"], progress=False)
+    run.adapter("adapter", 0.5)
+    run.customize(0.5).save_pretrained("merged")
+    kind = hugging_face.transformers.AutoModelForSequenceClassification
+    batch = {"input_ids": torch.tensor([[2, 5, 7, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.int64)}
+    adapted, merged, frozen = (
+        network.eval()(**batch).logits
+        for network in (
+            PeftModel.from_pretrained(kind.from_pretrained("start"), "adapter"),
+            kind.from_pretrained("merged"),
+            kind.from_pretrained("start"),
+        )
+    )
+    torch.testing.assert_close(adapted, merged)
+    assert not torch.allclose(frozen, merged, atol=1e-4)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
@@ -494,6 +522,32 @@ def test_what_does_not_fit_the_network_is_refused_in_one_line(made: Callable[[],
     experiment = made()
     with pytest.raises(AnysizeError, match=message) as caught:
         experiment.method.init(experiment.context)
+    assert "\n" not in str(caught.value)
+
+
+@with_peft
+def test_a_network_that_has_adapters_of_peft_is_refused() -> None:
+    peft = adapters.load_peft()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    experiment = digits(LoRA(), peft.get_peft_model(network, peft.LoraConfig(target_modules=["1"])))
+    with pytest.raises(MethodError, match="has adapters of peft already; give it without them") as caught:
+        experiment.method.init(experiment.context)
+    assert "\n" not in str(caught.value)
+
+
+@with_peft
+@pytest.mark.parametrize("what, words", [("folder", "is a folder; name the"), ("other", "needs .*; and 3 more$")])
+def test_a_file_of_weights_that_does_not_fit_is_refused_in_one_line(what: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "base.safetensors"
+    if what == "folder":
+        file.mkdir()
+    else:
+        safetensors.torch.save_file(
+            {name: t[..., :3].clone() for name, t in tensors_of(digits(LoRA()).model).items()}, file
+        )
+    experiment = digits(LoRA(), {"name": "mlp", "options": {"hidden": [24, 16]}, "weights": str(file)})
+    with pytest.raises(ModelError, match=words) as caught:
+        _ = experiment.model
     assert "\n" not in str(caught.value)
 
 

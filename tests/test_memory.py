@@ -36,14 +36,14 @@ def memory(width: float) -> int:
     """The memory of a dense network's training, by hand: its six tensors, its copies and momentum."""
     first, second = (max(1, -(-int(width * 16) * hidden // 16)) for hidden in (512, 256))
     parameters = 65 * first + (first + 1) * second + (second + 1) * 10
-    return PROCESS_BYTES + 6 * 150_000 + 6 * 4 * parameters
+    return PROCESS_BYTES + 6 * 220_000 + 9 * 4 * parameters
 
 
 def test_a_memory_budget_is_met_by_the_largest_width_that_fits() -> None:
     full = budgeted(1e12)
     costs = {width: full.cost_in(full.context_for((Size(width),)), Size(width)).memory_bytes for width in GRID}
     for width, cost in costs.items():
-        held = 1.6 * 4 * 16 * (64 + 3 * (512 + 256) * width + 60)  # activations of 16 samples, at most
+        held = 1.5 * 4 * 16 * (64 + 3 * (512 + 256) * width + 60)  # activations of 16 samples, at most
         assert memory(width) < cost < memory(width) + held
     made = budgeted((costs[0.5] + costs[0.5625]) / 2)
     assert [size.width for size in made.sizes] == [0.5]
@@ -52,7 +52,7 @@ def test_a_memory_budget_is_met_by_the_largest_width_that_fits() -> None:
 
 def test_a_memory_budget_that_nothing_fits_names_the_smallest_that_would() -> None:
     with pytest.raises(
-        ConfigError, match=r"group 'board' can train no size; the smallest needs memory_bytes = 4.09\d*e\+07"
+        ConfigError, match=r"group 'board' can train no size; the smallest needs memory_bytes = 4.9\d*e\+07"
     ):
         _ = budgeted(1e6).sizes
 
@@ -72,7 +72,7 @@ def test_the_optimizer_and_lstms_count() -> None:
     network = nn.LSTM(3, 5, num_layers=2, batch_first=True, device="meta")
     with Scratch(network) as scratch:
         network(torch.zeros(7, 11, 3, device="meta"))
-    assert scratch.total == round(3.5 * 4 * 5 * 2 * 7 * 11 * 4)
+    assert scratch.total == round(2.7 * 4 * 5 * 2 * 7 * 11 * 4)
 
 
 class Attention(nn.Module):
@@ -116,9 +116,8 @@ def test_attention_with_dropout_is_taken_apart_as_a_processor_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["small-cnn", "resnet18", "vit-tiny", "char-lstm", "vgg11"])
-def test_a_real_process_takes_what_is_predicted(tmp_path: Path, name: str) -> None:
-    for step in ("--message", "--answer"):
-        command = [sys.executable, str(BENCHMARK), step, str(tmp_path), name, "1.0"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found = json.loads(done.stdout)
-    assert found["predicted"] == pytest.approx(found["peak"] - found["idle"], rel=0.15)
+def test_a_device_of_a_fleet_takes_what_is_predicted(name: str) -> None:
+    command = [sys.executable, str(BENCHMARK), "--once", name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    for (found,) in json.loads(done.stdout.splitlines()[-1]).values():
+        assert found["predicted"] == pytest.approx(found["peak"] - found["idle"], rel=0.15)

@@ -19,6 +19,7 @@ from anysize.experiment.privacy import epsilon, mechanism, spent
 from anysize.methods import FLANC, FedHM, SplitMix
 from anysize.methods.private import Mechanism, NoisySum, Quantile
 from anysize.runs.experiment import Experiment
+from anysize.wire import flatten
 
 create_accountant = pytest.importorskip("opacus").accountants.create_accountant
 
@@ -214,6 +215,15 @@ def test_the_noise_of_a_round_follows_its_clip() -> None:
     private = Mechanism(0.5, 2.0, expected, 0, Quantile(0.5, 3.0, 50.0))
     noise = private.round(3, 0.05)({"w": torch.zeros(100, 100)}, {}).result()["w"]
     assert float(noise.std()) == pytest.approx(0.05 * (2.0**-2 - 6.0**-2) ** -0.5 / 4.0, rel=0.03)
+
+
+def test_norm_layers_that_stay_on_clients_get_no_noise(tmp_path: Path) -> None:
+    tricks = {"weighting": "clients", "classwise_head": False, "batch_norm": "local"}
+    experiment = made(model={"name": "small-cnn", "options": {"channels": [4, 4]}}, tricks=tricks)
+    before, _ = flatten(experiment.method.init(experiment.context))
+    after, _ = flatten(experiment.run(tmp_path / "run").state)
+    still = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
+    assert still == {name for name in before if ".norm" in name}
 
 
 def test_epsilon_does_not_depend_on_whether_the_clip_moves() -> None:

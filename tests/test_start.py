@@ -5,6 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anysize.engines import start
 
 _PROGRAM = """
 import sys
@@ -69,6 +75,66 @@ print(type((x + 1).shape[0]).__name__, early(x.shape[0] == 5), guard_or_false(x.
         "True True True",
         "SymInt True False False",
     ]
+
+
+_PARTS = [
+    "import sympy.logic.boolalg",
+    "from sympy.logic.boolalg import true",
+    "import importlib, sympy.logic; importlib.reload(sympy.logic)",
+]
+
+
+@pytest.mark.parametrize("asks", _PARTS)
+def test_a_part_of_the_algebra_can_be_asked_for_first_and_is_made_once(asks: str) -> None:
+    program = f"""
+import sys
+from anysize.engines.start import quick_start
+quick_start()
+import torch
+torch.ones(2, device="meta") - 1
+import sympy
+before = sys.modules["sympy"]
+{asks}
+print(sympy is before, sympy.logic.boolalg.true is sympy.true, sympy.logic is sys.modules["sympy.logic"])
+print(type(sympy.logic.__spec__.loader).__name__, sympy.logic.__spec__.name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["True True True", "SourceFileLoader sympy.logic"]
+
+
+def test_checks_of_tensors_and_strides_do_without_symbols_too() -> None:
+    program = """
+import sys
+from anysize.engines.start import quick_start
+quick_start()
+import torch
+whole, part = torch.zeros(4, 6, device="meta"), torch.zeros(4, 2, device="meta")
+print(tuple(torch.ops.aten.slice_scatter.default(whole, part, 1, 2, 4).shape))
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+print(is_non_overlapping_and_dense_or_false(whole), "sympy.core" in sys.modules)
+from torch.utils._sympy.functions import Max
+import sympy
+print(Max(sympy.Symbol("x"), 3).subs("x", 5), isinstance(Max(sympy.Symbol("x"), 3), Max))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["(4, 6)", "True False", "5 True"]
+
+
+@pytest.mark.parametrize("name", start._OF_NUMBERS)
+def test_plain_values_are_judged_as_pytorch_judges_them(name: str) -> None:
+    from torch.fx.experimental import symbolic_shapes
+
+    examples: dict[str, list[tuple[Any, ...]]] = {
+        "is_nested_int": [(3,), (True,)],
+        "has_guarding_hint": [(3,), (True,)],
+        "guarding_hint_or_throw": [(3,), (True,), (False,)],
+        "free_unbacked_symbols": [(torch.ones(2, 3, device="meta"),)],
+        "sym_eq": [((1, 2), [1, 2]), ((1, 2), (1, 3)), ((1,), (1, 2)), (3, 3), (3, 4)],
+        "sym_and": [(True,), (True, False), (True, True, True)],
+        "sym_or": [(False,), (False, True), (False, False)],
+    }
+    for values in examples.get(name, [(True,), (False,)]):
+        assert start._OF_NUMBERS[name](*values) == getattr(symbolic_shapes, name)(*values)
 
 
 def test_a_misspelt_name_is_answered_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -180,3 +180,8 @@ def test_another_methods_state_is_refused_by_what_it_holds_and_lacks() -> None:
 def test_a_tensor_in_place_of_a_mapping_is_refused() -> None:
     with pytest.raises(CheckpointError, match="weights/a should be a mapping"):
         restore(State, {"weights/a": torch.ones(1), "weights/a/b": torch.ones(1)}, {"round": 1})
+
+
+def test_tensors_are_read_in_the_order_in_which_they_stand() -> None:
+    blob = dump({f"layer{place}.weight": torch.ones(place + 1) for place in range(30)}, {})
+    assert len({tuple(load(blob)[0]) for _ in range(8)}) == 1

@@ -62,8 +62,17 @@ def message_from_the_server(note: Json) -> Any:
 def test_a_worker_answers_one_message_after_another_by_itself(tmp_path: Path) -> None:
     sent = [message_from_the_server({"place": place}) for place in range(2)]
     superlink, seen = Superlink(*sent), list[tuple[Json, list[bytes], bool]]()
+    came, held = list[Any](), list[list[str]]()
+    send = superlink.send
+
+    def sending(*given: Any) -> Any:
+        held.append(list(came[-1].content))
+        return send(*given)
+
+    superlink.send = sending  # type: ignore[method-assign]
 
     def answer(message: Any) -> Any:
+        came.append(message)
         seen.append((records.note_in(message.content), records.blobs_in(message.content), (tmp_path / "open").exists()))
         return flower.Message(records.with_note({"done": True}, records.record([])), reply_to=message)
 
@@ -71,6 +80,7 @@ def test_a_worker_answers_one_message_after_another_by_itself(tmp_path: Path) ->
         worker.Node(superlink.connected(), tmp_path / "open").work(answer)
     assert seen == [({"place": place}, [b"tensors"], True) for place in range(2)]
     assert [reply.metadata.reply_to_message_id for reply in superlink.replies] == [one.object_id for one in sent]
+    assert held == [[]] * 2, "what came is freed before the answer is packed"
     assert superlink.confirmed == [one.object_id for one in sent]
     assert not (tmp_path / "open").exists()
 

@@ -6,7 +6,7 @@ import difflib
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -60,12 +60,33 @@ def told(error: BaseException) -> str:
     >>> told(ValueError("no such camera"))
     'ValueError: no such camera'
     """
-    reason = text_of(error).split("\n", 1)[0]  # a worker's error has its traceback below
     libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     others = (str(Path(__file__).parent), *libraries, "<")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {reason}{place}"
+    return f"{type(error).__name__}: {reason(error)}{place}"
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an exception says, and the next one if the first ends in a colon.
+
+    A worker's error has its traceback below.
+
+    >>> reason(ValueError("wrong field 'size':\\n    must be a number\\n    given: 'many'"))
+    "wrong field 'size': must be a number"
+    """
+    lines = [line.strip() for line in text_of(error).strip().split("\n") if line.strip()] or [""]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def first_of(problems: Sequence[str], most: int = 3) -> str:
+    """The first of many problems in a line, and how many more there are.
+
+    >>> first_of(["a is missing", "b is missing", "c is missing"], most=2)
+    'a is missing; b is missing; and 1 more'
+    """
+    more = [f"and {len(problems) - most} more"] if len(problems) > most else []
+    return "; ".join([*problems[:most], *more])
 
 
 def text_of(error: BaseException) -> str:

@@ -403,8 +403,8 @@ def _read_note(note: Mapping[str, Any]) -> _Note:
 def _read_inputs(note: Mapping[str, Any]) -> tuple[_Input, ...]:
     """The inputs that a note lists, or the one without a name."""
     if "inputs" not in note:
-        return (_Input("", _shape(note["input_shape"]), note["tokens"] is True),)
-    found = tuple(_Input(str(name), _shape(shape), tokens is True) for name, shape, tokens in note["inputs"])
+        return (_Input("", _sample(note["input_shape"]), note["tokens"] is True),)
+    found = tuple(_Input(str(name), _sample(shape), tokens is True) for name, shape, tokens in note["inputs"])
     _demand(len({one.name for one in found} - {""}) == len(found) > 0, "its inputs have no names, or equal ones")
     return found
 
@@ -441,6 +441,13 @@ def _number(value: object) -> bool:
 def _shape(values: Sequence[Any]) -> tuple[int, ...]:
     _demand(all(type(value) is int and value > 0 for value in values), f"{values} is not a shape")
     return tuple(values)
+
+
+def _sample(values: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of one sample."""
+    shape = _shape(values)
+    _demand(math.prod(shape) <= _MOST_BYTES, f"{values!s:.60} is a shape of more than {_MOST_BYTES} entries")
+    return shape
 
 
 def _demand(holds: bool, otherwise: str) -> None:
@@ -550,7 +557,7 @@ class _File:
         signature, head = self._seal.get("signature"), self._head
         if not isinstance(signature, str):
             raise BundleError(f"{self.path} is not signed; this device accepts only bundles signed for {key}")
-        raw = signature.encode()
+        raw = signature.encode(errors="replace")
         once = len(raw) == len(UNSIGNED) and head.count(raw) == 1 and set(signature) <= set("0123456789abcdef")
         message = signed_message(head.replace(raw, UNSIGNED.encode()) if once else b"", self._pieces())
         if not once or not _signs(key, bytes.fromhex(signature), message):

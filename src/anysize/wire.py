@@ -10,6 +10,8 @@ import dataclasses
 import json
 import math
 import operator
+import re
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -31,6 +33,9 @@ _SEAL = "checksum"  # in the note of a file
 _EMPTY = "/empty"  # in a state's note: its empty mappings, since no tensor's name restores them
 _DAMAGE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError, RecursionError)
 """What reading a damaged header may raise."""
+
+_DIGITS = 300  # a whole number of more may be larger than any float
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 _DTYPES = {  # in the order in which safetensors lays tensors out
     torch.uint64: "U64",
@@ -106,7 +111,8 @@ def load(blob: bytes, source: str = "the message", error: type[AnysizeError] = T
     try:
         header, _ = _header(blob)
         note = parsed(header["__metadata__"][_NOTE])
-        tensors = safetensors.torch.load(blob)
+        read = safetensors.torch.load(blob)  # in another order every time
+        tensors = {name: read[name] for name in header if name in read}
     except (safetensors.SafetensorError, *_DAMAGE) as problem:
         raise error(f"{source} is damaged or was not written by anysize ({problem})") from None
     if not isinstance(note, dict):
@@ -145,7 +151,7 @@ def peek(blob: bytes) -> Tensors:
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of a JSON text from outside, in which every key comes once and every number is finite.
+    """The value of a JSON text from outside: every key comes once, every number fits a float, every text is Unicode.
 
     Raises:
         ValueError: it is no such text.
@@ -155,7 +161,11 @@ def parsed(text: str | bytes) -> Any:
     Traceback (most recent call last):
     ValueError: 'round' comes twice
     """
-    return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
+    told = text.decode() if isinstance(text, bytes) else text
+    found = json.loads(told, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+    if _HALF.search(told):  # an escape of half a character, or of a whole one in two halves
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> Json:
@@ -170,6 +180,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is not a finite number")
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS and abs(int(text)) > sys.float_info.max:
+        raise ValueError(f"a number of {len(text.lstrip('-'))} digits is too large")
+    return int(text)
 
 
 def _header(blob: bytes) -> tuple[Json, int]:

@@ -16,6 +16,5 @@ REFUSED = {
 
 ORDERED = {
     "transformers/pegasus_x": "its positions are waves computed in the forward, each channel's frequency by its number",
-    "pytorchcv/scnet50": "its answers, of 26,000 with random weights, move by 36 if the image moves by a millionth",
 }
 """The networks that answer otherwise with their units in another order, and why."""

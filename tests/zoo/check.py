@@ -169,13 +169,23 @@ def reorder(network: nn.Module, axes: az.Axes, groups: Sequence[str]) -> nn.Modu
 
 
 def movable_groups(network: nn.Module, inputs: tuple[Tensor, ...], axes: az.Axes, most: int = 4) -> tuple[int, int]:
-    """How many groups may have their units in another order; of how many that were tried."""
+    """How many groups may have their units in another order; of how many that were tried.
+
+    What differs by rounding alone, as where a maximum decides which of two values goes on, agrees in double precision.
+    """
     groups = [group.name for group in axes.groups if group.size > 1 and _alike(group)]
-    full = answered(network, inputs)
-    if equal(answered(reorder(network, axes, groups), inputs), full):
-        return len(groups), len(groups)
+    for one, given in ((network, inputs), precise(network, inputs)):
+        full = answered(one, given)
+        if equal(answered(reorder(one, axes, groups), given), full):
+            return len(groups), len(groups)
     chosen = groups[:: max(1, len(groups) // most)][:most]
-    return sum(equal(answered(reorder(network, axes, [name]), inputs), full) for name in chosen), len(chosen)
+    return sum(equal(answered(reorder(one, axes, [name]), given), full) for name in chosen), len(chosen)
+
+
+def precise(network: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A copy of the network, and its inputs, in double precision."""
+    doubled = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
+    return copy.deepcopy(network).double(), doubled
 
 
 def _alike(group: Group) -> bool:

@@ -18,11 +18,11 @@ def timm_entry(name: str, size: int = 64, **options: Any) -> Entry:
     return Entry(f"timm/{name}", build, images(size), ("timm",))
 
 
-def cv_entry(name: str, size: int = 64) -> Entry:
+def cv_entry(name: str, size: int = 64, **options: Any) -> Entry:
     def build() -> nn.Module:
         from pytorchcv.model_provider import get_model
 
-        return get_model(name, pretrained=False)
+        return get_model(name, pretrained=False, **options)
 
     return Entry(f"pytorchcv/{name}", build, images(size), ("pytorchcv",))
 
@@ -123,13 +123,13 @@ PYTORCHCV = [
         "selecsls42", "hrnet_w18_small_v1", "fbnet_cb", "hardnet68", "dicenet_wd5",
     )),
     *(cv_entry(name, 299) for name in ("xception", "inceptionv3", "inceptionv4", "inceptionresnetv2")),
-    cv_entry("lednet_cityscapes", 256),
+    cv_entry("lednet_cityscapes", 256), cv_entry("sinet_cityscapes", 256),
     *(cv_entry(name, 224) for name in (
         "enet_cityscapes", "segnet_cityscapes", "esnet_cityscapes",
         "erfnet_cityscapes", "edanet_cityscapes", "fpenet_cityscapes", "ctxnet_cityscapes",
-        "cgnet_cityscapes", "dabnet_cityscapes", "linknet_cityscapes", "unet_cityscapes", "sinet_cityscapes",
-        "bisenet_resnet18_celebamaskhq",
+        "cgnet_cityscapes", "dabnet_cityscapes", "linknet_cityscapes", "unet_cityscapes",
     )),
+    cv_entry("bisenet_resnet18_celebamaskhq", 224, in_size=(224, 224)),
 ]
 TORCHVISION = [
     *(vision_entry(name) for name in (

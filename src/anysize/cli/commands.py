@@ -143,7 +143,7 @@ def compare(
         ),
     ],
     methods: Annotated[
-        str, typer.Option("--methods", help="Names, separated by commas: flanc,heterofl; by default [compare]'s.")
+        str, typer.Option("--methods", help="Names, separated by commas: flanc,heterofl; by default the file's.")
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="0,1,2; by default the file's.")] = "",
     set_: Set = None,

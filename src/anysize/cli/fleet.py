@@ -99,10 +99,13 @@ def join(
 ) -> None:
     """Take part in a fleet with this device until it is stopped."""
     from anysize.deploy.join import join as take_part
-    from anysize.deploy.selftest import measured
+    from anysize.deploy.process import afresh
 
     if measure:
+        from anysize.deploy.selftest import measured
+
         measured(file, insecure=insecure, say=say)
+        afresh(["join", str(file), *(["--insecure"] if insecure else [])])
     take_part(file, insecure=insecure, say=say)
 
 

@@ -29,7 +29,7 @@ def built(context: Context, method: Method[Any], sub_model: SubModel, fixed: boo
     """
     if not method.reusable:
         return place(layout(method.build(context, sub_model)), context.device)
-    shapes = tuple((name, tensor.shape) for name, tensor in sub_model.tensors.items())
+    shapes = frozenset((name, tensor.shape) for name, tensor in sub_model.tensors.items())
     key = (id(method), sub_model.width, sub_model.finished, fixed, shapes)
     if key not in context.built:
         module = place(layout(method.build(context, sub_model)), context.device)

@@ -53,7 +53,7 @@ class BudgetConfig(Table):
     """Memory of what a training step keeps for its backward pass."""
     memory_bytes: Positive | None = None
     """Memory that a training process takes at its peak above one that has only imported anysize: weights, gradients,
-    optimizer, messages, activations, and 85 MB that PyTorch loads with the first message."""
+    optimizer, messages, activations, and 48 MB that PyTorch loads when the device joins."""
     bytes: Positive | None = None
     """Bytes on the wire in one round, down and up together."""
     inference_bytes: Positive | None = None

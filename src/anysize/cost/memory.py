@@ -21,12 +21,12 @@ def training_bytes(training: TrainingConfig, network: int, held: int) -> int:
     return (4 + _per_parameter(training)) * network + held
 
 
-PROCESS_BYTES = 40_000_000
-"""What a process loads when its first message comes: PyTorch's kernels, and its functions for shapes."""
-_PER_TENSOR = 150_000  # of the network, for what tracing makes and remembers of the layer
-_COPIES = 5  # of the network: itself, gradients, as it came, as read from the message, and as it leaves
-_HELD = 1.6  # of what a step holds: gradients of activations come and go, and leave gaps in the heap
-_LSTM = 3.5  # of an LSTM's gates, which oneDNN keeps and works with besides what autograd holds
+PROCESS_BYTES = 48_000_000
+"""What a process loads when it joins and its first message comes: PyTorch's kernels and functions for shapes."""
+_PER_TENSOR = 220_000  # of the network, for what tracing makes and remembers of the layer
+_COPIES = 8  # of the network: itself, gradients, tested, as it came, in parts, as read, as it leaves, in parts
+_HELD = 1.5  # of what a step holds: gradients of activations come and go, and leave gaps in the heap
+_LSTM = 2.7  # of an LSTM's gates, which oneDNN keeps and works with besides what autograd holds
 
 
 def process_bytes(training: TrainingConfig, network: int, tensors: int, held: int, scratch: int) -> int:
@@ -42,7 +42,7 @@ def process_bytes(training: TrainingConfig, network: int, tensors: int, held: in
         scratch: what its layers take besides; see `Scratch`.
 
     >>> process_bytes(TrainingConfig(momentum=0.0), network=1_000, tensors=0, held=10_000, scratch=0) - PROCESS_BYTES
-    21000
+    23000
     """
     resting = PROCESS_BYTES + _PER_TENSOR * tensors + (_COPIES + _per_parameter(training)) * network
     return resting + round(_HELD * held) + scratch

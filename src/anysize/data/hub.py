@@ -17,7 +17,7 @@ import torch
 from anysize.config.packages import load
 from anysize.data import files
 from anysize.data.parts import Array, CollatedPart, Data, Part, TensorPart
-from anysize.errors import DataError, unknown
+from anysize.errors import DataError, reason, unknown
 from anysize.tasks import IGNORED
 
 Target = Literal["class", "tags", "text", "tokens", "masked"]
@@ -67,6 +67,7 @@ def hf(
         held_out: the fraction of the training split that becomes the test part, if there is no test split.
     """
     problems = _problems(source, text, image, columns, label, target, tokenizer)
+    problems += _number_problems(length, mask, held_out)
     if problems:
         raise DataError(f"data set 'hf:{source}': {'; '.join(problems)}")
     splits = _splits(source, folder)
@@ -115,6 +116,18 @@ def _problems(
     return problems
 
 
+def _number_problems(length: int, mask: float, held_out: float) -> list[str]:
+    """What is wrong with the options that are numbers."""
+    problems = []
+    if not isinstance(length, int) or length < 1:
+        problems.append(f"data.options.length = {length!r}; allowed: an integer, 1 or more")
+    if not isinstance(mask, float) or not 0 < mask < 1:
+        problems.append(f"data.options.mask = {mask!r}; allowed: above 0 and below 1")
+    if not isinstance(held_out, int | float) or not 0 <= held_out < 1:
+        problems.append(f"data.options.held_out = {held_out!r}; allowed: 0, or above 0 and below 1")
+    return problems
+
+
 def _located(source: str, folder: Path | None) -> Path | None:
     """The file or folder of that name; None if there is none."""
     places = [(folder or Path()) / source, Path(source), *(Path(place) / source for place in files.search_folders())]
@@ -137,9 +150,8 @@ def _splits(source: str, folder: Path | None) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as error:  # the package raises many types
-        reason = str(error).strip().split("\n", 1)[0]
         where = "there is no such file or folder here, and the hub did not give it" if place is None else f"{place}"
-        raise DataError(f"data set 'hf:{source}': {where} ({reason})") from None
+        raise DataError(f"data set 'hf:{source}': {where} ({reason(error)})") from None
     return dict(found) if hasattr(found, "keys") else {"train": found}
 
 
@@ -164,8 +176,8 @@ class _Tokens:
         try:
             self.tokenizer = self._library.AutoTokenizer.from_pretrained(str(place or name))
         except Exception as error:  # the package raises many types
-            reason = str(error).strip().split("\n", 1)[0]
-            raise DataError(f"data.options.tokenizer: '{name}' is no folder here, nor on the hub ({reason})") from None
+            where = "is no folder here, nor on the hub" if place is None else "is here, but holds no tokenizer"
+            raise DataError(f"data.options.tokenizer: '{name}' {where} ({reason(error)})") from None
         if self.tokenizer.pad_token is None:
             if self.tokenizer.eos_token is None:
                 raise DataError(f"data.options.tokenizer: '{name}' has no token that fills texts up (pad_token)")

@@ -78,8 +78,9 @@ class TensorPart:
     """
 
     def __init__(self, x: Any, y: Any, group: Any = None) -> None:
-        self.x: Input = as_input(x)
         self.y = as_targets(as_tensor(y, "y"))
+        _refuse_inputs_without_names(x, len(self.y) if self.y.ndim else 0)
+        self.x: Input = as_input(x)
         self.group = None if group is None else np.asarray(group)
         problems = list(_length_problems(self.x, self.y, self.group))
         if problems:
@@ -211,6 +212,8 @@ class CollatedPart:
             raise
         except Exception as error:  # a collator may raise anything
             raise DataError(f"collate cannot batch samples with {', '.join(items[0])}: {told(error)}") from error
+        if not isinstance(made, Mapping):
+            raise DataError(f"collate returned a {type(made).__name__}; it must return tensors by name, as a mapping")
         y = next((made[name] for name in LABELS if name in made), None)
         if y is None:
             raise DataError(f"a batch has {', '.join(made)}; its targets must be there too, as 'labels'")
@@ -232,7 +235,13 @@ class CollatedPart:
         """What every sample has under a name."""
         if hasattr(self.dataset, "column_names"):  # one of the package `datasets`, which reads a column at once
             return list(self.dataset[name])
-        return [self.dataset[place][name] for place in range(len(self))]
+        found = []
+        for place in range(len(self)):
+            sample = self.dataset[place]
+            if name not in sample:
+                raise DataError(f"sample {place} has no {name}, which sample 0 has; all samples need the same names")
+            found.append(sample[name])
+        return found
 
     @property
     def longest(self) -> int:
@@ -434,7 +443,8 @@ def largest_token(part: Part) -> int | None:
     if isinstance(part, CollatedPart):
         first = part.dataset[0]
         texts = [np.asarray(text) for text in part.column("input_ids")] if "input_ids" in first else []
-        return max((int(text.max()) for text in texts if text.size), default=None)
+        largest = [int(text.max()) for text in texts if text.size]
+        return max([*largest, *_added_tokens(part.collate)]) if largest else None
     if not isinstance(part, TensorPart):
         return None
     name = "input_ids" if isinstance(part.x, Inputs) else ""
@@ -442,6 +452,15 @@ def largest_token(part: Part) -> int | None:
     if tokens is None or tokens.is_floating_point() or tokens.dtype == torch.uint8:
         return None
     return int(tokens.max())
+
+
+def _added_tokens(collate: Any) -> list[int]:
+    """The tokens that a collator of transformers puts into texts: the one that fills up; if it masks words, any."""
+    tokenizer = getattr(collate, "tokenizer", None)
+    found = [getattr(tokenizer, "pad_token_id", None)]
+    if getattr(collate, "mlm", False) and tokenizer is not None:
+        found.append(len(tokenizer) - 1)
+    return [token for token in found if isinstance(token, int)]
 
 
 def groups_of(part: Part) -> Array | None:
@@ -629,6 +648,16 @@ def _shape(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
+def _refuse_inputs_without_names(x: Any, samples: int) -> None:
+    """Raise an error if x is a row of several inputs, each with as many samples as there are targets."""
+    arrays = isinstance(x, tuple | list) and len(x) != samples and all(np.ndim(one) > 0 for one in x)
+    if arrays and len(x) > 1 and all(len(one) == samples for one in x):
+        raise DataError(
+            f"x is a {type(x).__name__} of {len(x)} arrays; several inputs need the names that the network's forward "
+            'gives them: az.Data(train=({"first": ..., "second": ...}, y))'
+        )
+
+
 def _length_problems(x: Input, y: Tensor, group: Array | None) -> Sequence[str]:
     if y.ndim == 0 or any(tensor.ndim == 0 for tensor in tensors_in(x)):
         return ["x and y need a first axis that counts samples"]
@@ -684,7 +713,9 @@ def _label_problems(parts: dict[str, Part], classes: int | None) -> list[str]:
     if classes is None:
         return []
     if classes < 1:
-        return [f"classes is {classes}; at least 1 is needed"]
+        low = min(int(part.labels().min()) for part in parts.values())
+        given = f"labels begin at {low}; classes count from 0" if low < 0 else f"classes is {classes}"
+        return [f"{given}; at least 1 class is needed"]
     problems = []
     for name, part in parts.items():
         y = _labels_at_hand(part, classes)

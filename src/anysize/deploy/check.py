@@ -26,7 +26,7 @@ def checked(file: Path) -> str:
         ConfigError: the device could not take part; says why and what to do.
     """
     device = device_file.load(file)
-    own_data.check_limits(device)
+    device_file.check_limits(device)
     beside = device.path(EXPERIMENT)
     try:
         return _against(device, beside) if beside.is_file() else _alone(device)

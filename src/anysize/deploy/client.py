@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
-from anysize.client.process import hold_memory, spare_modules
+from anysize.client.process import hold_memory
 from anysize.cost.memory import available_bytes
 from anysize.deploy import device_file, own_data
 from anysize.deploy.device_file import DeviceConfig, Limits
@@ -26,7 +26,7 @@ from anysize.deploy.timing import LATENCIES, noted_latency, own_latency
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, note_in, record, with_note
 from anysize.engines.service import ClientService
-from anysize.errors import AnysizeError
+from anysize.errors import AnysizeError, short
 from anysize.experiment.brief import Brief
 from anysize.experiment.lookup import step_timed
 from anysize.methods.capabilities import OnBase
@@ -58,10 +58,9 @@ class Service:
 
     def __init__(self, file: Path) -> None:
         hold_memory()
-        spare_modules()
         self._file = file
         self._device = device_file.load(file)
-        self._limits = own_data.check_limits(self._device)
+        self._limits = device_file.check_limits(self._device)
         self._last: tuple[str, Knowledge] | None = None
         self._summed_in = Summed(self._device.path(SUMMED))
 
@@ -84,7 +83,7 @@ class Service:
             return self._summed(known, known.membership, note, blobs_in(content))
         updates = list(self._updates(known, note["tickets"], blobs_in(content)))
         blobs = [dump(update.tensors, {}) for update in updates]
-        return with_note({"notes": [update.to_json() for update in updates], **self.told()}, record(blobs))
+        return with_note({"notes": [plain_numbers(update) for update in updates], **self.told()}, record(blobs))
 
     def told(self, measured: bool = True) -> Json:
         """What the device tells of itself with every answer: what it can afford next, as its file says now.
@@ -108,7 +107,7 @@ class Service:
     def _read_limits(self) -> Limits:
         """What the device's file says now, since other programs may change it; as before if it cannot be read."""
         try:
-            self._limits = own_data.check_limits(device_file.load(self._file))
+            self._limits = device_file.check_limits(device_file.load(self._file))
         except AnysizeError as error:
             log.warning("the device's file cannot be read again; its limits stay as they were", exc_info=error)
         return self._limits
@@ -194,6 +193,18 @@ class Knowledge:
         if sub_model.ticket.job == "train":
             self._kept.put(round, update.keep)
         return update
+
+
+def plain_numbers(update: Update) -> Json:
+    """The note of an update; an error if it has a number that no message can hold."""
+    note = update.to_json()
+    try:
+        json.dumps(note, allow_nan=False)
+    except ValueError:
+        raise AnysizeError(
+            f"metrics that are not finite came of the network that it was sent: {short(update.sums)}"
+        ) from None
+    return note
 
 
 def described(error: Exception) -> str:

@@ -18,6 +18,7 @@ from anysize.config.table import Table
 from anysize.config.values import Name, Options, Positive
 from anysize.config.values import Part as Fraction
 from anysize.devices.budget import Budget
+from anysize.errors import ConfigError
 
 _HEADING = "# Each line is a key of the device; append more in any order. docs/trust.md says what there is."
 
@@ -118,6 +119,15 @@ class Limits:
         if self.budget is None:
             return f"capacity, {self.capacity:g},"
         return "budget, " + ", ".join(f"{unit} = {limit:g}" for unit, limit in self.budget.limits().items()) + ","
+
+
+def check_limits(device: DeviceConfig) -> Limits:
+    """What the device can afford; an error if its file does not say."""
+    if device.capacity is None and device.budget is None:
+        raise ConfigError(
+            f"device '{device.name}': give its file a capacity or a budget, or let `anysize join --measure` find one"
+        )
+    return device.limits
 
 
 def load(path: str | Path) -> DeviceConfig:

@@ -1,7 +1,8 @@
-"""The memory of a training process, measured on the device: a process of its own answers one message and is looked at.
+"""The memory of a training process, measured on the device: a process of its own answers messages and is looked at.
 
 A process's highest peak cannot be reset everywhere and counts all that it did before, so every size gets a process. It
-does what the worker does: it reads the device's data, unpacks a message, trains a few steps and packs the answer.
+does what the worker does: it reads the device's data, and then puts a few messages together from their parts, trains a
+few steps for each, and takes the answer apart.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from anysize.deploy.affordable import Costs, Footprint, unmeasured
+from anysize.deploy.process import ONE_ARENA, command
 from anysize.errors import ConfigError, told
 from anysize.methods.size import Size
 from anysize.wire import Json, parsed
@@ -25,6 +29,7 @@ log = logging.getLogger("anysize")
 FOOTPRINTS = "memory.json"
 """The file beside a device's own that says how much memory the training of each size took on it."""
 _STEPS = 4  # the heap still grows in the second and third step
+_MESSAGES = 3  # and with the second and third message
 _SECONDS = 600.0
 _KILLED = -9  # what the system does to the largest process when memory ends
 _RAN_OUT = ("memoryerror", "bad_alloc", "allocate memory", "out of memory", "outofmemoryerror", "not enough memory")
@@ -44,9 +49,11 @@ def peak_bytes(file: Path, capacity: float) -> float | None:
     """
     if not _STATUS.is_file():
         return None
-    command = [sys.executable, "-m", "anysize.deploy.footprint", str(file.resolve()), repr(capacity)]
+    run = command("footprint", str(file.resolve()), repr(capacity))
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            run, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, env=os.environ | ONE_ARENA
+        )
     except subprocess.TimeoutExpired:
         log.warning("capacity %g: %d training steps took more than %g s", capacity, _STEPS, _SECONDS)
         return math.inf
@@ -115,17 +122,24 @@ def _resident(what: str) -> int:
 
 
 def _tried(file: Path, capacity: float) -> int:
-    """The peak of this process, which has done nothing before, above what it holds once it has imported anysize."""
+    """The peak of this process, which has done nothing before, above what it holds once it has imported the worker."""
     from contextlib import nullcontext
 
     import torch
+    from flwr.app import ArrayRecord
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 
-    import anysize  # noqa: F401
     from anysize import config as configs
-    from anysize.client.process import hold_memory, spare_modules
-    from anysize.deploy import device_file, own_data
+    from anysize.client.process import hold_memory
+    from anysize.deploy import (
+        device_file,
+        own_data,
+        worker,  # noqa: F401 - an idle worker has imported all that it needs
+    )
     from anysize.deploy.folder import EXPERIMENT
     from anysize.elastic.skeleton import weightless
+    from anysize.engines.flower_records import record
     from anysize.engines.service import ClientService
     from anysize.experiment.experiment import Experiment
     from anysize.experiment.sizes import sized
@@ -135,7 +149,6 @@ def _tried(file: Path, capacity: float) -> int:
 
     idle = _resident("VmRSS")
     hold_memory()
-    spare_modules()
     device = device_file.load(file)
     config = configs.load(device.path(EXPERIMENT))
     short = config.training.model_copy(update={"local_steps": _STEPS, "local_epochs": None})
@@ -148,9 +161,22 @@ def _tried(file: Path, capacity: float) -> int:
     message = Costs(context, experiment.method, experiment.example).message(context.sizes[0], "train")
     random = torch.Generator().manual_seed(0)
     numbers = {name: _numbers(tensor, random) for name, tensor in message.tensors.items()}
-    blob = dump(numbers, {})
-    del numbers
-    dump(service.answer(SubModel(load(blob)[0], message.ticket)).tensors, {})
+    arrays = record([dump(numbers, {})])
+    tree = get_object_tree(arrays)
+    with tempfile.TemporaryDirectory() as home:
+        for name, part in get_all_nested_objects(arrays).items():
+            Path(home, name).write_bytes(part.deflate())
+        del numbers, arrays, part
+
+        def pull(name: str) -> bytes:
+            return Path(home, name).read_bytes()
+
+        for _ in range(_MESSAGES):
+            came = pull_and_inflate_object_from_tree(tree, pull, lambda name: None, return_type=ArrayRecord)
+            update = service.answer(SubModel(load(came["0000"].data)[0], message.ticket))
+            del came
+            left = get_all_nested_objects(record([dump(update.tensors, {})]))
+            push_objects(left, lambda name, content: None)
     return _resident("VmHWM") - idle
 
 
@@ -165,7 +191,3 @@ def main(file: str, capacity: str) -> None:
         print(json.dumps({"bytes": _tried(Path(file), float(capacity))}))
     except Exception as error:
         sys.exit(told(error))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

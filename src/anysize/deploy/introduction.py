@@ -101,6 +101,8 @@ def plain(said: object) -> str:
     """
     text = said if isinstance(said, str) else json.dumps(said, default=str)
     line = re.sub(_INVISIBLE, " ", text)
+    if not line.strip():
+        return "(no words)"
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from anysize import interrupts
-from anysize.deploy import device_file, own_data
+from anysize.deploy import device_file
 from anysize.deploy.certificates import write_private
 from anysize.deploy.children import Children
-from anysize.deploy.device_file import DeviceConfig
+from anysize.deploy.device_file import DeviceConfig, check_limits
+from anysize.deploy.process import ONE_ARENA, command
 from anysize.errors import ConfigError
 
 _WATCH_SECONDS = 0.5
@@ -37,7 +37,7 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
         until: called now and then; returns whether to stop.
     """
     device = device_file.load(file)
-    own_data.check_limits(device)
+    check_limits(device)
     with (
         interrupts.immediate(),
         tempfile.TemporaryDirectory(prefix="anysize-device-") as home,
@@ -45,9 +45,9 @@ def join(file: Path, *, insecure: bool = False, say: Say = print, until: Until =
     ):
         folder, settings = Path(home), Path(home) / "worker.json"
         write_private(settings, json.dumps(address(device, file, insecure)).encode())
-        command = [sys.executable, "-m", "anysize.deploy.worker", str(settings)]
         say(f"{device.name} tries its code and data, and then joins {device.server}")
-        keep_up(children, command, {"FLWR_HOME": str(folder / "flower")}, say, until, folder)
+        more = {"FLWR_HOME": str(folder / "flower"), **ONE_ARENA}
+        keep_up(children, command("worker", str(settings)), more, say, until, folder)
 
 
 def address(device: DeviceConfig, file: Path, insecure: bool) -> dict[str, str | None]:

@@ -9,8 +9,8 @@ import torch
 from anysize.config.own_code import by_name
 from anysize.config.tables import ExperimentConfig
 from anysize.data import Part, Share, SubsetPart, from_function, to_input
-from anysize.deploy.device_file import DeviceConfig, Limits
-from anysize.errors import ConfigError, DataError
+from anysize.deploy.device_file import DeviceConfig
+from anysize.errors import DataError
 from anysize.experiment.signature import Signature
 from anysize.inputs import Inputs, named, tensors_in
 from anysize.rng import generator
@@ -112,12 +112,3 @@ _AT_ONCE = 512  # samples that are checked together
 def _within(values: Any, count: int) -> bool:
     counted = values[values != IGNORED] if values.dim() > 1 else values
     return not counted.numel() or (int(counted.min()) >= 0 and int(counted.max()) < count)
-
-
-def check_limits(device: DeviceConfig) -> Limits:
-    """What the device can afford; an error if its file does not say."""
-    if device.capacity is None and device.budget is None:
-        raise ConfigError(
-            f"device '{device.name}': give its file a capacity or a budget, or let `anysize join --measure` find one"
-        )
-    return device.limits

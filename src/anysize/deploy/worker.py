@@ -1,4 +1,4 @@
-"""`python -m anysize.deploy.worker`: a device's connection to the server, and what does the server's jobs.
+"""`python -m anysize.deploy.process worker`: a device's connection to the server, and what does the server's jobs.
 
 It speaks with the SuperLink as a SuperNode does, with Flower's own client functions, and runs no app. A SuperNode
 runs the one that the server sends, in a new process for every message, or passes each message on to another process. A
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Form
@@ -51,8 +51,11 @@ T = TypeVar("T")
 Answer = Callable[[Message], Message]
 
 
-def main(settings: Path) -> None:
+def main(file: str) -> None:
     """Work until the process is stopped; `anysize join` writes the file of settings."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    settings = Path(file)
     given = json.loads(settings.read_text())
     device = Path(given["device"])
     _check(device, settings.with_name(REASON), settings.with_name(OPEN))
@@ -120,7 +123,9 @@ class Node:
             if message is None:
                 time.sleep(next(waits))
                 continue
-            self._reply(message, answer(message))
+            reply = answer(message)
+            message.content = RecordDict()  # frees what came before the answer is packed
+            self._reply(message, reply)
             waits = pauses()
 
     def _report_crash(self) -> None:
@@ -206,9 +211,3 @@ def tried(transfer: Callable[[], T]) -> T:
 def _why(error: BaseException) -> str:
     """What went wrong between server and device; Flower's exception for a run that has ended has no words."""
     return "its run has ended" if isinstance(error, RunNotRunningException) else told(error)
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    main(Path(sys.argv[1]))

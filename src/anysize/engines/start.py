@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from threading import RLock
 from types import ModuleType
@@ -35,12 +37,37 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.startswith("sympy."):
-            _load("sympy")  # a package comes before its parts
+        package = name.partition(".")[0]
+        if package in _pending and name != package:
+            return _part(name, package, path)
         spec = PathFinder.find_spec(name, path) if name in _LOADERS else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _LOADERS[name](spec.loader.name, spec.loader.path)
         return spec
+
+
+def _part(name: str, package: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """How to import a part of a late package, which is loaded first; it may have loaded the part already."""
+    _load(package)
+    module = sys.modules.get(name)
+    if module is None:
+        return PathFinder.find_spec(name, path)
+    spec = ModuleSpec(name, _Made(module))
+    module.__spec__ = spec  # Python takes this one where it finds the module
+    return spec
+
+
+class _Made(Loader):
+    """Gives a module that was made while it was looked for, in place of a second one."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
 
 
 class _Uncollected(SourceFileLoader):
@@ -107,18 +134,28 @@ def _numbers(module: ModuleType) -> None:
 
 def _all_numbers(values: Sequence[Any]) -> bool:
     return all(
-        type(value) in (bool, int) or (isinstance(value, list | tuple) and _all_numbers(value)) for value in values
+        type(value) in (bool, int) or (isinstance(value, list | tuple) and _all_numbers(value)) or _plainly_sized(value)
+        for value in values
     )
+
+
+def _plainly_sized(value: object) -> bool:
+    """Whether a value is a tensor whose sizes are numbers."""
+    from torch import Tensor
+
+    return isinstance(value, Tensor) and _all_numbers((value.shape, value.stride(), value.storage_offset()))
 
 
 _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "expect_true": lambda truth, skip=0: truth,
+    "free_unbacked_symbols": lambda value: set(),
     "guard_or_false": bool,
     "guard_or_true": bool,
     "guard_size_oblivious": bool,
     "guarding_hint_or_throw": lambda number: number,
     "has_guarding_hint": lambda number: True,
     "is_nested_int": lambda number: False,
+    "statically_known_false": operator.not_,
     "statically_known_true": bool,
     "sym_and": lambda *given: all(given),
     "sym_eq": lambda a, b: a == b if isinstance(a, int) else tuple(a) == tuple(b),
@@ -127,15 +164,18 @@ _OF_NUMBERS: dict[str, Callable[..., Any]] = {
 
 
 class _Symbol:
-    """Stands for the class of all symbols: as long as sympy is not loaded, nothing is one."""
+    """Stands for a class of symbols: as long as its module is not loaded, nothing is one."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-        module.Basic = self  # type: ignore[attr-defined]
+    def __init__(self, name: str, module: ModuleType) -> None:
+        self._name, self._module = name, module
+        setattr(module, name, self)
 
     def _real(self) -> Any:
         _load(self._module.__name__)
-        return self._module.Basic
+        return getattr(self._module, self._name)
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        return self._real()(*given, **options)
 
     def __instancecheck__(self, value: object) -> bool:
         return self._module.__name__ not in _pending and isinstance(value, self._real())
@@ -158,8 +198,9 @@ _pending: dict[str, Callable[[], None]] = {}
 """The late modules that are not loaded yet, and what loads them."""
 
 _EARLY: dict[str, Callable[[ModuleType], object]] = {
-    "sympy": _Symbol,
+    "sympy": partial(_Symbol, "Basic"),
     "torch.fx.experimental.symbolic_shapes": _numbers,
+    "torch.utils._sympy.functions": partial(_Symbol, "Max"),  # which a check of strides imports, and does not use
 }
 """What a late module has before it is loaded: all that the meta device needs of it."""
 

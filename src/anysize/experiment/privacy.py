@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anysize.client.work import local_names
 from anysize.config.extras import needs
 from anysize.elastic.norm import batch_norms
 from anysize.errors import ConfigError
@@ -167,7 +168,8 @@ def _recorded(experiment: Experiment, state: Any, client: Client) -> Recorder:
     method, context = experiment.method, experiment.context
     message = method.extract(context, state, client)
     module = method.build(context.for_client(), message)
-    packed = method.pack(module, message).tensors
+    stays = set(local_names(context, module))
+    packed = {name: own for name, own in method.pack(module, message).tensors.items() if name not in stays}
     fixed = {_storage(p) for p in module.parameters() if not p.requires_grad} | set(map(_storage, module.buffers()))
     names = [name for name in step_of(message.tensors, packed) if _storage(packed[name]) not in fixed]
     random = generator("privacy", client.id)

@@ -28,7 +28,7 @@ from anysize.elastic.axes import Axes, trace
 from anysize.elastic.depth import Stage, stages
 from anysize.elastic.norm import without_statistics
 from anysize.elastic.skeleton import hollow, tensors_of
-from anysize.errors import AnysizeError, ConfigError, DataError, told, unknown
+from anysize.errors import AnysizeError, ConfigError, DataError, ModelError, told, unknown
 from anysize.experiment.signature import Known, Signature, declared
 from anysize.experiment.weights import with_frozen, with_weights
 from anysize.inputs import Inputs, named, tensors_in
@@ -39,7 +39,7 @@ from anysize.methods.size import Size
 from anysize.methods.table import Table
 from anysize.methods.training import Batch, Tricks
 from anysize.rng import generator
-from anysize.tasks import MultiLabel, Task, task
+from anysize.tasks import Classification, MultiLabel, Task, task
 
 _LIVE = "live:"
 
@@ -319,6 +319,13 @@ class Setup:
         live = self._own_model()
         if live is not None:
             models.check_head(live, self.task, x.keys() if isinstance(x, Inputs) else ())
+        if y.is_floating_point() and y.ndim == 1 and type(self.task) is Classification:
+            raise DataError(
+                'task: "classification" needs classes, integers from 0, and the labels are numbers with a point; '
+                'encode them, or name the task "regression"'
+            )
+        if not y.is_floating_point():
+            models.check_targets(live, self.config.model.name, self.task, tuple(y.shape[1:]))
         normalize = self.config.data.normalize
         if normalize and data.mean is None:
             raise ConfigError(
@@ -372,6 +379,7 @@ class Setup:
         )
         network = models.keyed(network, about.names)
         if self._known is None and self.data is not None:
+            self._refuse_numbers(network)
             self._refuse_unknown_tokens(network, self.data)
             self._refuse_long_texts(network)
         if about.mean is not None:
@@ -382,7 +390,24 @@ class Setup:
             # nobody trains is in neither.
             if self._known is None or (isinstance(self.method, OnBase) and file.is_file()):
                 network = with_weights(network, file)
-        return with_frozen(network, config.frozen)
+        network = with_frozen(network, config.frozen)
+        learning = [parameter.requires_grad for parameter in network.parameters()]
+        if self._known is None and learning and not any(learning) and not isinstance(self.method, OnBase):
+            raise ModelError(
+                "no parameter of the network is trained: all have requires_grad = False; set it on those to train, as "
+                'network.requires_grad_(True) does, leave some out of model.frozen, or take method "lora"'
+            )
+        return network
+
+    def _refuse_numbers(self, network: nn.Module) -> None:
+        """Raise an error if the network reads tokens and the data has none."""
+        about = self.signature
+        named = about.names is not None and "input_ids" not in about.names  # embeddings, perhaps
+        if models.vocabulary(network) is not None and not about.tokens and not named:
+            raise DataError(
+                f"{type(models.plain(network)).__name__} reads tokens, the data has numbers of shape "
+                f"{about.input_shape}; give texts, or a network that reads such numbers"
+            )
 
     def _refuse_unknown_tokens(self, network: nn.Module, data: Data) -> None:
         """Raise an error if the data has tokens that the network has no embedding for."""
@@ -593,6 +618,8 @@ class Setup:
             return {"name": value}
         if isinstance(value, Mapping):
             return dict(value)
+        if kind == "model":
+            models.check_network(value)
         self._live[kind] = value
         if isinstance(value, Method) and is_dataclass(value):
             options = {field.name: getattr(value, field.name) for field in fields(value)}

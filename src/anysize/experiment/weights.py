@@ -10,11 +10,13 @@ import safetensors.torch
 from torch import nn
 
 from anysize.elastic.skeleton import fill, hollow, tensors_of
-from anysize.errors import ConfigError, ModelError, unknown
+from anysize.errors import ConfigError, ModelError, first_of, unknown
 
 
 def with_weights(network: nn.Module, path: Path) -> nn.Module:
     """The network with the weights of a safetensors file."""
+    if path.is_dir():
+        raise ModelError(f"model.weights: {path} is a folder; name the .safetensors file in it")
     try:
         tensors = safetensors.torch.load_file(path)
     except FileNotFoundError:
@@ -26,7 +28,7 @@ def with_weights(network: nn.Module, path: Path) -> nn.Module:
     try:
         return fill(hollow(network), {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
     except ModelError as error:
-        raise ModelError(f"model.weights: {path}: {error}") from None
+        raise ModelError(f"model.weights: {path}: {first_of(str(error).split('; '))}") from None
 
 
 def with_frozen(network: nn.Module, patterns: Sequence[str]) -> nn.Module:

@@ -289,9 +289,6 @@ def _write_executorch(network: nn.Module, path: Path, inputs: Input, about: Json
         raise ModelError(f"{path}: a program of ExecuTorch plans its memory ahead, for texts of one length")
     if (missing := needs("ExecuTorch", "executorch", "executorch")) is not None:
         raise ModelError(missing)
-    import sympy
-
-    assert sympy.S is not None  # loads it whole: quick_start puts it off, and ExecuTorch asks for its parts first
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 

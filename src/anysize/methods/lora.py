@@ -450,6 +450,9 @@ class LoRA(Method[LoRAState], OnBase[LoRAState]):
     def _problems(self, context: Context) -> Iterable[str]:
         if (missing := needs("the method", "lora", "peft")) is not None:
             yield missing
+        if any(hasattr(part, "lora_A") for part in context.template.modules()):
+            yield "the network has adapters of peft already; give it without them, as network.merge_and_unload() does"
+            return
         largest = self.rank_of(context.largest.width)
         small = [site for site in self._sites(context) if site.full_rank < largest]
         if small:

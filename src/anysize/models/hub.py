@@ -6,7 +6,8 @@ file), a type of network such as "bert", whose configuration the options give, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from anysize.config.packages import load
-from anysize.errors import ModelError, unknown
+from anysize.errors import AnysizeError, DataError, ModelError, first_of, reason, unknown
 from anysize.models.keyed import is_pretrained_model
 from anysize.tasks import TASKS, CausalLM, MaskedLM, NextToken, Seq2SeqLM, Task, TokenClassification
 
@@ -68,13 +69,40 @@ def hf(
         if key not in options and hasattr(config, key) and is_type(source, folder):
             setattr(config, key, value)
     head = _head(source, config, task)
+    place = _folder(source, folder)
     if bare or _is_blank(source, folder):
-        network: nn.Module = head.from_config(config, dtype=torch.float32)
+        with _explained(source, "transformers refuses this configuration"):
+            network: nn.Module = head.from_config(config, dtype=torch.float32)
         return network
-    place = _folder(source, folder) or source
-    with _explained(source):
-        network = head.from_pretrained(place, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+    what = _NOWHERE if place is None else f"the network in {place} cannot be loaded"
+    with _explained(source, what), _quiet():
+        network, loaded = head.from_pretrained(
+            place or source,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # a head for another number of classes begins anew
+            output_loading_info=True,
+        )
+    _refuse_other_weights(source, network, loaded)
     return network
+
+
+def _refuse_other_weights(source: str, network: Any, loaded: Mapping[str, Any]) -> None:
+    """Raise an error if the weights that were read are of another network, apart from its head."""
+    labels = network.config.num_labels
+    others = [
+        f"{name} has shape {tuple(stored)}, the configuration asks for {tuple(asked)}"
+        for name, stored, asked in sorted(loaded["mismatched_keys"])
+        if (asked[0], *stored[1:]) != (labels, *asked[1:])
+    ]
+    if others:
+        raise ModelError(f"model 'hf:{source}': its weights do not fit its configuration: {first_of(others)}")
+    names, missing = network.state_dict().keys(), loaded["missing_keys"]
+    if 2 * len(missing) > len(names):
+        raise ModelError(
+            f"model 'hf:{source}': its weights are those of another network: {len(missing)} of {len(names)} tensors "
+            f"are missing, such as {min(missing)}"
+        )
 
 
 def hf_config(
@@ -86,7 +114,7 @@ def hf_config(
     if place is None and source in library.CONFIG_MAPPING:
         config = library.AutoConfig.for_model(source)
     else:
-        with _explained(source):
+        with _explained(source, _NOWHERE if place is None else f"{place} holds no configuration of transformers"):
             config = library.AutoConfig.from_pretrained(place or source)
     strange = [key for key in options if not hasattr(config, key) and not key.endswith("_token_id")]
     if strange:
@@ -96,9 +124,11 @@ def hf_config(
     if classes is not None and "num_labels" not in options and _counts_labels(task):
         chosen["num_labels"] = classes
     if place is None and source in library.CONFIG_MAPPING:
-        return library.AutoConfig.for_model(source, **chosen)
-    for key, value in chosen.items():
-        setattr(config, key, value)
+        with _explained(source, "transformers refuses these model.options"):
+            return library.AutoConfig.for_model(source, **chosen)
+    with _explained(source, "transformers refuses these model.options"):
+        for key, value in chosen.items():
+            setattr(config, key, value)
     return config
 
 
@@ -187,6 +217,43 @@ def check_head(network: nn.Module, task: Task, names: Sequence[str]) -> None:
         )
 
 
+def check_targets(network: nn.Module | None, name: str, task: Task, shape: tuple[int, ...]) -> None:
+    """Refuse targets of a shape that the task of a network of transformers cannot have.
+
+    Args:
+        network: a live one; None if the name says which.
+        name: of the network.
+        task: what is learned.
+        shape: of one sample's target.
+    """
+    if not (name.startswith("hf:") if network is None else is_pretrained_model(network)):
+        return
+    per_token = isinstance(task, Seq2SeqLM)  # and the tasks that are kinds of it
+    if (not per_token and type(task) is not TASKS["classification"]) or len(shape) == int(per_token):
+        return
+    asked = next((name for name, known in TASKS.items() if known is type(task)), type(task).__name__)
+    if per_token:
+        collators, targets = _COLLATORS.get(asked, ("one that makes labels", "text"))
+        raise DataError(
+            f'task: "{asked}" needs a target for every token, the data has one per sample; in Python take a collator '
+            f'such as {collators}, in a file data.options.target = "{targets}"'
+        )
+    raise DataError(
+        f'task: "classification" needs one class per sample, the data has targets of shape {shape}; in Python take a '
+        "collator that leaves labels as they are, such as DataCollatorWithPadding, in a file data.options.target = "
+        '"class"; or name another task'
+    )
+
+
+_COLLATORS = {
+    "token-classification": ("DataCollatorForTokenClassification", "tags"),
+    "masked-lm": ("DataCollatorForLanguageModeling", "masked"),
+    "causal-lm": ("DataCollatorForLanguageModeling(mlm=False)", "tokens"),
+    "seq2seq-lm": ("DataCollatorForSeq2Seq", "text"),
+}
+"""For each task the collator of transformers that makes its targets, and what a file calls these."""
+
+
 def is_type(source: str, folder: Path | None) -> bool:
     """Whether a name is a type of network in transformers, such as "bert", and no folder of the same name exists."""
     return _folder(source, folder) is None and source in load("transformers", f"model 'hf:{source}'").CONFIG_MAPPING
@@ -236,19 +303,33 @@ def _head(source: str, config: Any, task: Task) -> Any:
     return fitting[0]
 
 
-class _explained:
-    """Turns what transformers raises where it finds no such network into one line."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from drawing progress bars and tables of what it loads."""
+    logging = load("transformers", "the model").utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
-    def __init__(self, source: str) -> None:
-        self._source = source
 
-    def __enter__(self) -> None:
-        return None
+_NOWHERE = (
+    "there is no such folder with a config.json here, no such type of network in transformers, and the hub did not "
+    "give it"
+)
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError | ValueError):
-            reason = str(error).strip().split("\n", 1)[0]
-            raise ModelError(
-                f"model 'hf:{self._source}': there is no such folder with a config.json here, no such type of network "
-                f"in transformers, and the hub did not give it ({reason})"
-            ) from None
+
+@contextmanager
+def _explained(source: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises, of whatever type, into one line that begins with what is wrong."""
+    try:
+        yield
+    except AnysizeError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model 'hf:{source}': {what} ({reason(error)})") from None

@@ -77,6 +77,27 @@ def keyed(network: nn.Module, names: Sequence[str] | None) -> nn.Module:
     return Keyed(network, names)
 
 
+def check_network(network: Any) -> None:
+    """Refuse what is given as a network and cannot be trained.
+
+    >>> check_network(nn.Linear)
+    Traceback (most recent call last):
+    anysize.errors.ModelError: the model is the class Linear; give a network, as Linear(...) makes one
+    """
+    kind = type(network).__name__
+    if isinstance(network, type):
+        name = network.__name__
+        raise ModelError(f"the model is the class {name}; give a network, as {name}(...) makes one")
+    if not isinstance(network, nn.Module):
+        a_config = hasattr(network, "model_type")
+        way = ", such as AutoModelForSequenceClassification.from_config(config) makes" if a_config else ""
+        raise ModelError(f"the model is a {kind}; give a name, or a network: any nn.Module{way}")
+    if hasattr(network, "_orig_mod"):
+        raise ModelError("the model was compiled; give the network itself, as it was before torch.compile")
+    if any(parameter.is_meta for parameter in network.parameters()):
+        raise ModelError("the model has no weights: its parameters are on the meta device; load or make them first")
+
+
 def plain(network: nn.Module) -> nn.Module:
     """The network that a user knows: without the module that calls it by keyword."""
     return network.network if isinstance(network, Keyed) else network
