@@ -75,6 +75,7 @@ def measured(fleet: Loopback, count: int, hidden: int) -> dict[str, Any]:
         "bytes_down": rounds[0]["bytes_down"] // count,
         "bytes_up": rounds[0]["bytes_up"] // count,
         "round_seconds": statistics.median(event["seconds"] for event in rounds),
+        "seconds": [event["seconds"] for event in rounds],
         "rounds": len(rounds),
     }
 
@@ -146,6 +147,7 @@ def main() -> None:
             by_devices = [measured(fleet, count, HIDDEN["0.1 MB"]) for count in COUNTS]
             by_payload = [measured(fleet, 4, hidden) for hidden in list(HIDDEN.values())[1:]]
             memory = memory_bytes(home)
+    before = json.loads(OUT.read_text()) if OUT.exists() else {}
     found = {
         "environment": environment(),
         "by_devices": by_devices,
@@ -154,6 +156,7 @@ def main() -> None:
         "memory_bytes": memory,
         "seconds_to_start": round(started, 1),
         "seconds": round(time.monotonic() - began, 1),
+        **{name: before[name] for name in ("in_turns", "with_supernodes") if name in before},  # measured once
     }
     OUT.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))

@@ -7,13 +7,16 @@ States have the size of ResNet-50, of BERT-base, and 300 million parameters. Cli
 and have trained already, so that only the server works. Every case is a process of its own, on one thread.
 
     extract, aggregate   bytes of the messages and updates a second, as a share of those that `copy_` copies
-    checkpoint           bytes of the state a second, written and synced, as a share of the same
+    checkpoint           bytes of the state a second of processor time, written and synced, as a share of the same
+    written              bytes of the checkpoint a second of time on the clock, as a share of what the disk takes if as
+                         many bytes are written to a file and synced; in turns
     peak                 the most memory of a round, the state before it included, as a multiple of the state
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -94,6 +97,25 @@ def least(function: Callable[[], object]) -> float:
     return min(times)
 
 
+def in_turns(*sides: Callable[[], object]) -> list[float]:
+    """The shortest time of each side on the clock, of several turns."""
+    times: list[list[float]] = [[] for _ in sides]
+    for _ in range(TURNS):
+        for side, own in zip(sides, times):
+            began = time.perf_counter()
+            side()
+            own.append(time.perf_counter() - began)
+    return [min(own) for own in times]
+
+
+def write_and_sync(path: Path, content: bytes) -> None:
+    """What any program must do so that a file is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def copied_bytes_per_second() -> float:
     """How many bytes `copy_` copies in a second, between tensors of the size of a large layer."""
     source, target = torch.ones(25_000_000), torch.empty(25_000_000)
@@ -118,13 +140,17 @@ def speeds(state: str, method: str) -> dict[str, float]:
     aggregate = least(lambda: made.method.aggregate(made.context, held, iter(updates)))
     whole = size_bytes(flatten(held)[0].values())
     with tempfile.TemporaryDirectory() as folder:
-        written = least(partial(save, Path(folder), Checkpoint(1, held), {}))
+        write = partial(save, Path(folder), Checkpoint(1, held), {})
+        written = least(write)
+        saved, plain = in_turns(write, partial(write_and_sync, Path(folder) / "plain", bytes(whole)))
     return {
         "state_mb": round(whole / 1e6),
         "copied_mb_per_second": round(copied / 1e6),
         "extract": round(moved / extract / copied, 3),
         "aggregate": round(moved / aggregate / copied, 3),
         "checkpoint": round(whole / written / copied, 3),
+        "written": round(plain / saved, 3),
+        "disk_mb_per_second": round(whole / plain / 1e6),
     }
 
 
@@ -155,12 +181,12 @@ def in_new_process(*call: str) -> dict[str, float]:
 def table(found: dict[str, Any]) -> str:
     """What was measured, as Markdown."""
     lines = [
-        "| parameters | method | extract | aggregate | checkpoint | peak, 2 clients | 16 clients |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| parameters | method | extract | aggregate | checkpoint | of a plain write | peak, 2 clients | 16 clients |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in found["rows"]:
-        speeds = (row[name] for name in ("extract", "aggregate", "checkpoint"))
-        shares = " | ".join("no copy" if speed > 1 else f"{100 * speed:.0f}%" for speed in speeds)
+        speeds = (row[name] for name in ("extract", "aggregate", "checkpoint", "written"))
+        shares = " | ".join("no copy" if speed > 10 else f"{100 * speed:.0f}%" for speed in speeds)
         lines.append(f"| {row['state']} | {row['method']} | {shares} | {row['peak_2']:.1f} | {row['peak_16']:.1f} |")
     return "\n".join(lines)
 
@@ -174,7 +200,8 @@ def main() -> None:
             rows.append({"state": state, "method": method, **in_new_process("speeds", state, method), **peaks})
             print(rows[-1], flush=True)
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-    found = {"machine": machine, "rows": rows}
+    before = json.loads(OUT.read_text()).get("before") if OUT.exists() else None
+    found = {"machine": machine, "rows": rows, **({} if before is None else {"before": before})}
     OUT.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
 

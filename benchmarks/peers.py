@@ -1,12 +1,13 @@
-"""FedAvg of one network on three simulators: ours, pfl-research, and a plain loop, each in a process of its own.
+"""FedAvg of one network on ours, Flower's simulation, pfl-research and a plain loop, each in processes of its own.
 
     python benchmarks/peers.py            # about five minutes; writes benchmarks/peers.json
     python benchmarks/peers.py --table    # prints it for the docs
 
-Fashion-MNIST on 100 clients, 10 in a round, one epoch of batches of 32 on the full `small-cnn`. The three take turns,
+Fashion-MNIST on 100 clients, 10 in a round, one epoch of batches of 32 on the full `small-cnn`. The four take turns,
 several times; what else the machine does can only add time, so the shortest counts. Ours has two workers with a thread
 each, as it chooses on two cores, and starts as `anysize run` does: the workers first, which load beside this process.
-The others are one process with PyTorch's own threads. `pip install pfl` is needed.
+Flower's has two as well, on Ray, with a plain loop in each. The others are one process with PyTorch's own threads.
+`pip install pfl "flwr[simulation]"` is needed.
 """
 
 # ruff: noqa: E402 - our workers start before PyTorch is loaded
@@ -21,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,15 @@ from anysize.server.round import run_round
 
 OUT = Path(__file__).with_suffix(".json")
 ROUNDS, TIMES, RATE, BATCH, CLIENTS = 3, 2, 0.05, 32, 10
-SIDES = ("anysize", "pfl", "plain")
+SIDES = ("anysize", "flower", "pfl", "plain")
 _WATCH_SECONDS = 0.05
+_MARK = "ANYSIZE_PEER"
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray lets all other processes go before its own, which the other sides do not
+}
 
 
 def job() -> Experiment:
@@ -108,27 +117,82 @@ def samples(made: Experiment, client: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.float() / 255 if not x.is_floating_point() else x, y
 
 
+def trained(made: Experiment, server: nn.Module, client: int) -> dict[str, torch.Tensor]:
+    """What a client's training makes of the network, in a loop that one writes without a framework."""
+    net = deepcopy(server).train()
+    x, y = samples(made, client)
+    optimizer = torch.optim.SGD(net.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
+    for places in torch.randperm(len(x)).split(BATCH):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[places]), y[places]).backward()
+        optimizer.step()
+    return net.state_dict()
+
+
+def average(server: nn.Module, states: list[dict[str, torch.Tensor]]) -> None:
+    """Gives the server the mean of the clients' tensors."""
+    mean = {name: torch.stack([own[name] for own in states]).float().mean(0) for name in states[0]}
+    server.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
+
+
 def plain() -> None:
     """What one writes without a framework."""
     made = job()
     server = network(made)
+    timed(lambda number: average(server, [trained(made, server, client) for client in participants(made, number)]))
 
-    def trained(client: int) -> dict[str, torch.Tensor]:
-        net = deepcopy(server).train()
-        x, y = samples(made, client)
-        optimizer = torch.optim.SGD(net.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
-        for places in torch.randperm(len(x)).split(BATCH):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x[places]), y[places]).backward()
-            optimizer.step()
-        return net.state_dict()
 
-    def one(number: int) -> None:
-        states = [trained(client) for client in participants(made, number)]
-        mean = {name: torch.stack([own[name] for own in states]).float().mean(0) for name in states[0]}
-        server.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
+@cache
+def known() -> tuple[Experiment, nn.Module]:
+    """The job and its network as a client's process on Flower knows them, made once in each."""
+    made = job()
+    return made, network(made)
 
-    timed(one)
+
+def answered(message: Any, context: Any) -> Any:
+    """A client on Flower: it trains the network that came, and sends it back."""
+    from flwr.app import ArrayRecord, Message, RecordDict
+
+    made, net = known()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    state = trained(made, net, int(message.content["config"]["client"]))
+    return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)
+
+
+def flower() -> None:
+    """Flower's simulation, as its users write it: a ClientApp, and a ServerApp that sends, waits and averages."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    client_app, server_app = ClientApp(), ServerApp()
+    client_app.train()(answered)
+
+    @server_app.main()
+    def main(grid: Any, context: Any) -> None:
+        made, server = known()
+        while len(nodes := sorted(grid.get_node_ids())) < 100:
+            time.sleep(0.01)
+
+        def one(number: int) -> None:
+            arrays = ArrayRecord(server.state_dict())
+            answers = grid.send_and_receive(
+                [
+                    Message(
+                        RecordDict({"arrays": arrays, "config": ConfigRecord({"client": client})}),
+                        dst_node_id=nodes[client],
+                        message_type=MessageType.TRAIN,
+                    )
+                    for client in participants(made, number)
+                ]
+            )
+            average(server, [dict(answer.content["arrays"].to_torch_state_dict()) for answer in answers])
+
+        timed(one)
+
+    resources = {"init_args": {"num_cpus": 2}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, 100, backend_config=resources)
 
 
 class Classifier(nn.Module):
@@ -205,13 +269,16 @@ def measured(side: str) -> dict[str, float]:
     """Seconds of a round and of all else, and the most memory of a side's processes together."""
     began = time.perf_counter()
     command = [sys.executable, __file__, "--side", side]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    mark = f"{side}-{time.time_ns()}"
+    settings = os.environ | _QUIET | {_MARK: mark}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings)
     most = 0
     while process.poll() is None:
-        most = max(most, resident_bytes(process.pid))
+        most = max(most, resident_bytes(mark))
         time.sleep(_WATCH_SECONDS)
     assert process.stdout is not None
-    rounds = json.loads(process.stdout.read().splitlines()[-1])
+    lines = process.stdout.read().splitlines()
+    rounds = json.loads(next(line for line in reversed(lines) if line.startswith("[")))
     total = time.perf_counter() - began
     return {
         "round_seconds": statistics.median(rounds[1:]),
@@ -220,12 +287,12 @@ def measured(side: str) -> dict[str, float]:
     }
 
 
-def resident_bytes(session: int) -> int:
-    """The memory of all processes of a session, each with its share of what they have in common."""
-    total = 0
+def resident_bytes(mark: str) -> int:
+    """The memory of all processes with a mark in their environment, each with its share of what they have in common."""
+    total, wanted = 0, f"{_MARK}={mark}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if int((path / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+            if wanted in (path / "environ").read_bytes():
                 lines = (path / "smaps_rollup").read_text().splitlines()
                 total += int(next(line.split()[1] for line in lines if line.startswith("Pss:"))) * 1024
         except (OSError, StopIteration):
@@ -243,7 +310,12 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-NAMES = {"anysize": "anysize, two workers", "pfl": "pfl-research 0.6.0", "plain": "a plain FedAvg loop"}
+NAMES = {
+    "anysize": "anysize, two workers",
+    "flower": "Flower's simulation 1.41.0, two workers",
+    "pfl": "pfl-research 0.6.0",
+    "plain": "a plain FedAvg loop",
+}
 
 
 def main() -> None:
@@ -267,6 +339,9 @@ if __name__ == "__main__":
     if "--table" in sys.argv:
         print(table(json.loads(OUT.read_text())))
     elif "--side" in sys.argv:
-        {"anysize": anysize, "pfl": pfl, "plain": plain}[sys.argv[-1]]()
+        import peers  # Flower's processes know what they run by its module
+
+        peers.POOL = POOL
+        {"anysize": peers.anysize, "flower": peers.flower, "pfl": peers.pfl, "plain": peers.plain}[sys.argv[-1]]()
     else:
         main()

@@ -1,6 +1,6 @@
 """A map of the time: what a client and its server take under every method, on six kinds of networks.
 
-    python benchmarks/steps.py [network ...]          # about 8 minutes on one core; writes benchmarks/steps.json
+    python benchmarks/steps.py [network ...]          # about 15 minutes on one core; writes benchmarks/steps.json
     python benchmarks/steps.py --table                # prints it for the docs
 
 In a fleet of sizes 0.25, 0.5 and 1.0 a client of the middle one trains batches of 32 on one thread. Beside it, in
@@ -50,7 +50,7 @@ from anysize.server.judging import on_test
 from anysize.server.round import run_round
 
 OUT = Path(__file__).with_suffix(".json")
-BATCH, STEPS, TURNS, TESTED = 32, 16, 7, 256
+BATCH, STEPS, TURNS, TESTED = 32, 16, 15, 256
 SIZES = (0.25, 0.5, 1.0)
 MIDDLE = 1  # the size, and the client, that are measured
 METHODS = (

@@ -20,8 +20,10 @@ def table(results: Mapping[str, Any]) -> str:
     about = results["machine"]
     where = f"{about['processor']}, {about['cores']} cores, PyTorch {about['torch']}"
     when = " and ".join(sorted(set(results["dates"].values())))
-    more = "[All figures](benchmarks/results.json)."
-    return "\n".join([*lines, "", f"Measured on {when} by `make bench`: {where}. {more}", ""])
+    beside = json.loads(PEERS.read_text())["environment"]["started"][:10]
+    when = f"{when} by `make bench`, and beside other simulators on {beside} by `benchmarks/peers.py`"
+    more = "All figures: [bench](benchmarks/results.json), [peers](benchmarks/peers.json)."
+    return "\n".join([*lines, "", f"Measured on {when}: {where}. {more}", ""])
 
 
 def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -31,13 +33,20 @@ def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if found:
             faster = [f"{own['times_faster']:.1f} x" for own in found.values()]
             yield f"standard job, {' / '.join(found)}: faster than {rival}", " / ".join(faster)
-    for name, rival in (("pfl", "pfl-research"), ("plain", "a plain PyTorch loop")):
-        found = json.loads(PEERS.read_text())
+    rivals = {
+        "flower": "Flower's simulation with two workers",
+        "pfl": "pfl-research in one process",
+        "plain": "a plain PyTorch loop in one process",
+    }
+    found = json.loads(PEERS.read_text())
+    for name, rival in rivals.items():
+        if name not in found:
+            continue
         ours, own = found["anysize"], found[name]
         faster = f"{own['round_seconds'] / ours['round_seconds']:.1f} x"
         start = f"{ours['rest_seconds']:.0f} / {own['rest_seconds']:.0f} s"
         memory = f"{ours['memory_mb']:.0f} / {own['memory_mb']:.0f} MB"
-        what = f"FedAvg, two workers, beside {rival} in one process: faster a round; start and end; memory"
+        what = f"FedAvg, two workers, beside {rival}: faster a round; start and end; memory"
         yield what, f"{faster}; {start}; {memory}"
     if steps := results.get("step_ms_by_width"):
         by_width = steps["heterofl"]

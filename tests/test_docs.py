@@ -503,7 +503,7 @@ def test_the_table_of_onnx_bundles_is_made_from_the_measured_results() -> None:
 
 def test_tables_of_the_speed_page_are_made_from_the_measured_results() -> None:
     text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    for name in ("steps", "schedule", "precision", "large_states", "peers"):
+    for name in ("steps", "schedule", "precision", "large_states", "peers", "starts"):
         made = script(f"benchmarks/{name}.py")
         shown = re.findall(rf"<!-- {name} table -->\n(.*?)\n<!-- end of {name} table -->", text, re.DOTALL)
         assert shown == [made.table(json.loads(made.OUT.read_text()))], f"run: python benchmarks/{name}.py --table"

@@ -54,6 +54,7 @@ children = importlib.import_module("anysize.deploy.children")
 client = importlib.import_module("anysize.deploy.client")
 engine = importlib.import_module("anysize.deploy.engine")
 example = importlib.import_module("anysize.deploy.example")
+flower = importlib.import_module("flwr.app")
 introduction = importlib.import_module("anysize.deploy.introduction")
 layout = importlib.import_module("anysize.deploy.folder")
 link = importlib.import_module("anysize.deploy.link")
@@ -228,6 +229,63 @@ def test_only_devices_reach_the_server_from_another_machine() -> None:
     paths = ("/v1/fleet/pull-messages", "/v1/control/start-run", "/v1/runtime/acquire-task")
     assert [status(path, "10.0.0.7") for path in paths] == [200, 403, 403]
     assert [status(path, "127.0.0.1") for path in paths] == [200, 200, 200]
+
+
+def test_a_request_passes_only_the_layers_of_flower_that_concern_it() -> None:
+    made = importlib.import_module("flwr.superlink.main")._get_middleware()
+    passed: list[str] = []
+
+    def noting(name: str) -> Any:
+        class Layer:
+            def __init__(self, app: Any, **options: Any) -> None:
+                self._app = app
+
+            async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+                passed.append(name)
+                await self._app(scope, receive, send)
+
+        return type(name, (Layer,), {})
+
+    async def end(scope: Any, receive: Any, send: Any) -> None:
+        passed.append("end")
+
+    def layers(path: str) -> list[str]:
+        app: Any = end
+        for layer in reversed(
+            superlink.only_concerned(
+                [importlib.import_module("starlette.middleware").Middleware(noting(m.cls.__name__)) for m in made]
+            )
+        ):
+            app = layer.cls(app, **layer.kwargs)
+        passed.clear()
+        asyncio.run(app({"type": "http", "path": path}, None, None))
+        return [*passed]
+
+    always = ["BaseHTTPMiddleware", "ProtobufTranslationMiddleware"]  # the first turns errors into answers
+    assert layers("/v1/fleet/pull-messages") == [*always, "NodeAuthMiddleware", "FleetEventLogMiddleware", "end"]
+    assert layers("/v1/runtime/pull-messages") == [*always, "RuntimeTracingMiddleware", "end"]
+    control = layers("/v1/control/start-run")
+    assert [name for name in control if "Control" in name] == [
+        *("ControlSensitiveResponseMiddleware", "ControlAuthenticationMiddleware"),
+        *("ControlLicenseMiddleware", "ControlEventLogMiddleware"),
+    ]
+    assert {*always, "end"} < set(control)
+
+
+def test_a_small_message_is_three_objects_for_flower_and_a_large_one_shares_its_arrays() -> None:
+    inflatable = importlib.import_module("flwr.supercore.inflatable.inflatable_object")
+    small, large = ([b"a" * size, b"b"] for size in (1000, 1_000_000))
+    for blobs in ([], small, large):
+        content = messages.with_note({"round": 1}, messages.record(blobs))
+        assert messages.note_in(content) == {"round": 1}
+        assert messages.blobs_in(content) == blobs
+    content = messages.with_note({"round": 1}, messages.record(small))
+    assert len(inflatable.get_all_nested_objects(content)) == 2  # the third is the message
+    record = messages.record(large)
+    assert messages.with_note({}, record)["arrays"] is messages.with_note({"round": 1}, record)["arrays"]
+    foreign = flower.RecordDict({"note": flower.ConfigRecord({"json": "{}", "0000": 1.0})})
+    with pytest.raises(AnysizeError, match="blobs are not bytes"):
+        messages.blobs_in(foreign)
 
 
 def test_a_device_that_comes_back_is_the_client_that_it_was(tmp_path: Path) -> None:
@@ -543,7 +601,10 @@ def test_answers_that_cannot_be_read_are_absences(tmp_path: Path, answer: Any, w
     assert re.search(why, came.why)
 
 
-def test_clients_of_one_size_share_one_record_and_sizes_are_calibrated_in_one_message(tmp_path: Path) -> None:
+def test_clients_of_one_size_share_one_record_and_sizes_are_calibrated_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_SMALL_BYTES", 0)
     home = laid_out(tmp_path, {"one": 1.0, "two": 1.0})
     wire = Wire(home)
     experiment, ours = made(home, wire, tmp_path, "tricks.batch_norm=batch")

@@ -24,7 +24,6 @@ from anysize.wire import dump, flatten
 for extra in ("flwr", "ray"):
     pytest.importorskip(extra, reason="Flower is an extra")
 flower = importlib.import_module("anysize.engines.flower")
-messages = importlib.import_module("anysize.engines.flower_records")
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +59,7 @@ def test_what_is_packed_comes_back_and_foreign_messages_are_refused() -> None:
     with pytest.raises(AnysizeError, match="not one of anysize's"):
         flower.unpacked(flower.RecordDict({}))
     broken = flower.packed({})
-    broken["arrays"]["0000"] = messages.array(b"rubbish")
+    broken["note"]["0000"] = b"rubbish"
     with pytest.raises(AnysizeError, match="damaged"):
         flower.unpacked(broken)
 

@@ -156,6 +156,34 @@ def test_the_squared_norm_of_several_weights_is_the_sum_of_theirs_with_the_same_
         assert one.grad.equal(other.grad)
 
 
+def test_the_squared_norm_has_the_same_gradients_inside_torchs_function_transforms() -> None:
+    stacked = [torch.stack([numbers(seed + 10 * one, *shape) for one in range(3)]) for seed, shape in
+               enumerate([(6, 4, 1, 1), (4, 5, 3, 3)])]  # fmt: skip
+    leaves = [factor.clone().requires_grad_() for factor in stacked]
+    torch.func.vmap(lambda left, right: squared_norm(left, right, times=0.5))(*leaves).sum().backward()
+    for client in range(3):
+        left, right = (factor[client].clone().requires_grad_() for factor in stacked)
+        squared_norm(left, right, times=0.5).backward()  # type: ignore[no-untyped-call]
+        for leaf, own in zip(leaves, (left, right)):
+            assert leaf.grad is not None
+            assert own.grad is not None
+            torch.testing.assert_close(leaf.grad[client], own.grad)
+
+
+def test_pairs_hold_their_factors_during_a_pass_only_even_if_it_fails() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    left, right, _ = principal_kernels(net[0].weight.detach())
+    pair = Factorised(net, {"0.weight": left}, {"0.weight": right})
+    x = numbers(3, 4)
+    torch.testing.assert_close(pair(x), net(x))
+    buffers = dict(pair.network.named_buffers())
+    assert all(buffer.is_meta for buffer in buffers.values())
+    with pytest.raises(RuntimeError, match="shape"):
+        pair(numbers(3, 7))
+    assert all(now is buffers[name] for name, now in pair.network.named_buffers())
+    assert len(buffers) == 2
+
+
 @pytest.mark.parametrize("passes", [True, False])
 def test_the_regulariser_of_a_recurrent_weight_is_its_norm_whether_a_pass_made_it_or_not(passes: bool) -> None:
     layer = nn.Sequential(nn.LSTM(3, 4, batch_first=True))

@@ -285,7 +285,7 @@ def test_a_device_refuses_a_server_that_asks_for_more_than_a_sum(tmp_path: Path)
     def with_ticket(**changes: Any) -> Any:
         note = messages.note_in(asked["train"])
         note["tickets"] = [note["tickets"][0] | changes]
-        return messages.with_note(note, asked["train"]["arrays"])
+        return messages.with_note(note, messages.record(messages.blobs_in(asked["train"])))
 
     assert 'refused to "evaluate"' in again("evaluate", with_ticket(job="evaluate"))
 
@@ -352,7 +352,9 @@ def words(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any
 
 
 def note(**more: Any) -> Callable[[Any], Any]:
-    return lambda answer: messages.with_note(messages.note_in(answer) | more, answer["arrays"])
+    return lambda answer: messages.with_note(
+        messages.note_in(answer) | more, messages.record(messages.blobs_in(answer))
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import IO
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
 }
 """Environment variables for Flower's processes, unless the user sets them."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from anysize import interrupts
 from anysize.deploy.affordable import Costs, Footprint, Latency
@@ -33,6 +33,7 @@ from anysize.wire import Json, dump, load
 
 _POLL_SECONDS = 0.1
 _SLOWEST_POLL_SECONDS = 1.0
+_GROWTH = 1.25  # of the pause from one question to the next: an answer waits at most a quarter of the time since
 _INTRODUCTION_SECONDS = 20.0  # the longest that a round waits for devices that have just connected
 _RETURN_SECONDS = 120.0  # the longest that a round waits for enough devices, without engine.round_timeout
 _QUERY_LIFE_SECONDS = 600.0
@@ -100,7 +101,7 @@ class Devices(Engine):
         self._options = experiment.config.engine
         self._hello = {"run": roster.run, "brief": Brief.of(experiment).to_json()}
         self._here = _Attendance()
-        self._last: tuple[list[str], ArrayRecord] | None = None
+        self._last: tuple[list[str], ArrayRecord | ConfigRecord] | None = None
         context, method = experiment.context.for_client(), experiment.method
         self._costs = Costs(context, method, experiment.example, experiment.config.devices.capacity_of)
         self._began = False
@@ -183,7 +184,7 @@ class Devices(Engine):
                 return came | {client: self._late() for client in waiting.values()}
             if waiting:
                 interrupts.pause(pause)
-                pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
+                pause = min(_SLOWEST_POLL_SECONDS, pause * _GROWTH)
         return came
 
     def _read(self, client: int, content: RecordDict) -> tuple[Json, list[bytes]] | str:
@@ -235,7 +236,7 @@ class Devices(Engine):
             request.message = self._link.send(node.id, kind, content, ticket.round, seconds)
         request.why = "could not be reached"
 
-    def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord:
+    def _record(self, blobs: list[str], spool: Spool) -> ArrayRecord | ConfigRecord:
         """The record of blobs; consecutive clients of one size often get the same blobs."""
         if self._last is None or self._last[0] != blobs:
             self._last = (list(blobs), record([spool.blob(name) for name in blobs]))
@@ -254,7 +255,7 @@ class Devices(Engine):
             if over:
                 return _absent(request, self._late())
             interrupts.pause(pause)
-            pause = min(_SLOWEST_POLL_SECONDS, pause * 1.5)
+            pause = min(_SLOWEST_POLL_SECONDS, pause * _GROWTH)
         return _absent(request, request.why)
 
     def _opened(self, request: _Request, content: RecordDict, spool: Spool) -> list[Update | Absence]:

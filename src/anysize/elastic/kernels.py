@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
@@ -78,6 +77,8 @@ def recompose(left: Tensor, right: Tensor) -> Tensor:
     [22.0, 23.0]
     """
     outputs, inputs, dims = left.shape[0], right.shape[1], left.dim() - 2
+    if not dims:
+        return left @ right
     flat = _left_matrix(left) @ right.reshape(len(right), -1)
     apart = flat.reshape(outputs, *left.shape[2:], inputs, *right.shape[2:])  # (N, *kl, M, *kr)
     order = [0, 1 + dims] + [axis for i in range(dims) for axis in (1 + i, 2 + dims + i)]
@@ -97,16 +98,25 @@ def importance(left: Tensor, right: Tensor) -> Tensor:
     return squares.sqrt()
 
 
-def squared_norm(*factors: Tensor) -> Tensor:
+def squared_norm(*factors: Tensor, times: float = 1.0) -> Tensor:
     """The squared Frobenius norm of the weight that a left and a right factor make, without making it.
 
-    Given the factors of several weights, left and right in turn, it is the sum of their squared norms.
+    Given the factors of several weights, left and right in turn, it is the sum of their norms. `times` is a factor.
 
     >>> squared_norm(torch.ones(2, 1), torch.ones(1, 3)).item()
     6.0
     """
-    norm: Tensor = _SquaredNorm.apply(*factors)[0]  # type: ignore[no-untyped-call]
+    if torch._C._are_functorch_transforms_active():  # these take no function that is as lean, and know no layouts
+        norms = (_products(_left_matrix(left), right.flatten(1))[0] for left, right in _pairs(factors))
+        return sum(norms, start=torch.zeros(())) * times
+    norm: Tensor = _SquaredNorm.apply(times, *factors)  # type: ignore[no-untyped-call]
     return norm
+
+
+def _products(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|L R|^2 of two matrices, and the products L^T L and R R^T that it takes."""
+    of_outer, of_inner = outer.T @ outer, inner @ inner.T
+    return torch.dot(of_outer.flatten(), of_inner.flatten()), of_outer, of_inner
 
 
 class _SquaredNorm(torch.autograd.Function):
@@ -115,36 +125,58 @@ class _SquaredNorm(torch.autograd.Function):
     Besides the factors only these products of each factor with itself are held, which have a row for every kernel.
     """
 
-    generate_vmap_rule = True
+    @staticmethod
+    def forward(ctx: Any, times: float, *factors: Tensor) -> Tensor:
+        found = [_products(_left_matrix(left), _entries(right)) for left, right in _pairs(factors)]
+        ctx.save_for_backward(*factors, *(product for own in found for product in own[1:]))
+        ctx.times = times
+        norms = [own[0] for own in found]
+        total: Tensor = sum(norms[1:], start=norms[0]) * times
+        return total
 
     @staticmethod
-    def forward(*factors: Tensor) -> tuple[Tensor, ...]:
-        products: list[Tensor] = []
-        norms: list[Tensor] = []
-        for left, right in _pairs(factors):
-            outer, inner = _left_matrix(left), _entries(right)
-            products += [outer.T @ outer, inner @ inner.T]
-            norms.append((products[-2] * products[-1]).sum())
-        return (sum(norms[1:], start=norms[0]), *products)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         half = len(ctx.saved_tensors) // 2
-        twice, found = 2 * gradient, list[Tensor]()
+        twice, found = gradient * (2 * ctx.times), list[Tensor]()
         for (left, right), (of_outer, of_inner) in zip(
             *map(_pairs, (ctx.saved_tensors[:half], ctx.saved_tensors[half:]))
         ):
             outer, inner = _left_matrix(left), _entries(right)
             of_left = outer @ (of_inner * twice)
-            if left.dim() > 2:
+            if len(of_left) > len(left):
                 of_left = of_left.reshape(len(left), *left.shape[2:], -1).movedim(-1, 1)
-            found += [of_left, _of_entries((of_outer * twice) @ inner, right)]
-        return tuple(found)
+            found += [of_left.view_as(left), _of_entries((of_outer * twice) @ inner, right)]
+        return None, *found
+
+
+def squared_norm_of(*weights: Tensor, times: float = 1.0) -> Tensor:
+    """The sum of the squared Frobenius norms of weights that exist; `times` is a factor.
+
+    >>> squared_norm_of(torch.ones(2, 3), torch.ones(2), times=0.5).item()
+    4.0
+    """
+    if torch._C._are_functorch_transforms_active():
+        return sum((weight.square().sum() for weight in weights), start=torch.zeros(())) * times
+    norm: Tensor = _SquaredNormOf.apply(times, *weights)  # type: ignore[no-untyped-call]
+    return norm
+
+
+class _SquaredNormOf(torch.autograd.Function):
+    """Sums of |W|^2 with gradients 2 W, in one step for each weight."""
+
+    @staticmethod
+    def forward(ctx: Any, times: float, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(*weights)
+        ctx.times = times
+        flat = [weight.flatten() for weight in weights]
+        norms = [torch.dot(entries, entries) for entries in flat]
+        total: Tensor = sum(norms[1:], start=norms[0]) * times
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        twice = gradient * (2 * ctx.times)
+        return None, *(weight * twice for weight in ctx.saved_tensors)
 
 
 def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -310,7 +342,7 @@ class Factorised(nn.Module):
         self.decay = decay
         self._pairs: dict[str, str] = {}
         self._made: dict[str, Tensor] = {}  # by the last training pass, for the regulariser
-        self._holders: dict[str, list[str]] = {}  # of a recomposed weight, the names under which layers hold it
+        self._holders: dict[str, list[tuple[nn.Module, str]]] = {}  # of a recomposed weight, the layers that hold it
         for name in left:
             weight = self.network.get_parameter(name)
             path, _, leaf = name.rpartition(".")
@@ -318,26 +350,36 @@ class Factorised(nn.Module):
             if path and leaf == "weight" and len(owners_of(self.network, weight)) == 1 and runs_as_pair(layer):
                 parent, _, child = path.rpartition(".")
                 setattr(self.network.get_submodule(parent), child, Pair(layer, left[name], right[name]))
-                self._pairs[name] = path
+                self._pairs[key(name)] = path
             else:
-                self._holders[name] = _displace(self.network, weight)
+                self._holders[key(name)] = _displace(self.network, weight)
         self.left = nn.ParameterDict({key(name): nn.Parameter(left[name]) for name in left})
         self.right = nn.ParameterDict({key(name): nn.Parameter(right[name]) for name in left})
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        weights: dict[str, Tensor] = {}
         self._made = {}
-        for name, left in self.left.items():
-            path = self._pairs.get(unkey(name))
-            if path is None:
-                weight = recompose(left, self.right[name])
-                weights |= dict.fromkeys(self._holders[unkey(name)], weight)
-                if self.decay and self.training and weight.dtype == left.dtype:
-                    self._made[name] = weight
-            else:
-                weights |= {f"{path}.left": left, f"{path}.right": self.right[name]}
-        # Every name is there, those of shared weights too, so torch need not search for them at every call.
-        output: Tensor = functional_call(self.network, weights, inputs, tie_weights=False)
+        pairs = [(self.network.get_submodule(path)._buffers, name) for name, path in self._pairs.items()]
+        whole: list[tuple[nn.Module, str, Tensor]] = []
+        for name, owners in self._holders.items():
+            left = self.left[name]
+            weight = recompose(left, self.right[name])
+            whole += [(owner, leaf, weight) for owner, leaf in owners]
+            if self.decay and self.training and weight.dtype == left.dtype:
+                self._made[name] = weight
+        # What `functional_call` does, without its search for names, which costs small networks time at every step.
+        hollow_pairs = [(held["left"], held["right"]) for held, _ in pairs]
+        hollow = [getattr(owner, leaf) for owner, leaf, _ in whole]
+        try:
+            for held, name in pairs:
+                held["left"], held["right"] = self.left[name], self.right[name]
+            for owner, leaf, weight in whole:
+                setattr(owner, leaf, weight)  # not into its dict of buffers: recurrent layers keep a list beside it
+            output: Tensor = self.network(*inputs)
+        finally:
+            for (held, _), (left, right) in zip(pairs, hollow_pairs):
+                held["left"], held["right"] = left, right
+            for (owner, leaf, _), placeholder in zip(whole, hollow):
+                setattr(owner, leaf, placeholder)
         return output
 
     def factors(self) -> list[nn.Parameter]:
@@ -358,9 +400,9 @@ class Factorised(nn.Module):
             return torch.zeros(())
         made, self._made = self._made, {}
         factors = [own for name, left in self.left.items() if name not in made for own in (left, self.right[name])]
-        norms = [squared_norm(*factors)] if factors else []
-        norms += [weight.square().sum() for weight in made.values()]
-        return sum(norms, start=torch.zeros(())) * (self.decay / 2)
+        terms = [squared_norm(*factors, times=self.decay / 2)] if factors else []
+        terms += [squared_norm_of(*made.values(), times=self.decay / 2)] if made else []
+        return sum(terms[1:], start=terms[0]) if terms else torch.zeros(())
 
 
 def factorised_network(skeleton: nn.Module, tensors: Mapping[str, Tensor], decay: float) -> nn.Module:
@@ -395,19 +437,17 @@ def named(left: Mapping[str, Tensor], right: Mapping[str, Tensor], network: Mapp
     }
 
 
-def _displace(network: nn.Module, weight: Tensor) -> list[str]:
-    """Put a placeholder (not a parameter) wherever the network holds this weight; `functional_call` fills these names.
+def _displace(network: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
+    """Put a placeholder (not a parameter) wherever the network holds this weight: layer and name; a pass fills it.
 
     There are several where layers share the weight.
     """
     placeholder = torch.empty_like(weight, device="meta", requires_grad=False)
-    paths = {layer: path for path, layer in network.named_modules()}
-    names = []
-    for owner, leaf in owners_of(network, weight):
+    owners = owners_of(network, weight)
+    for owner, leaf in owners:
         del owner._parameters[leaf]
         owner.register_buffer(leaf, placeholder, persistent=False)
-        names.append(f"{paths[owner]}.{leaf}" if paths[owner] else leaf)
-    return names
+    return owners
 
 
 def runs_as_pair(layer: nn.Module) -> TypeGuard[nn.Linear | _ConvNd]:
@@ -442,7 +482,9 @@ def _matrix(weight: Tensor, split: int) -> Tensor:
 
 def _left_matrix(left: Tensor) -> Tensor:
     """A left factor (N, R, *k) as the matrix (N k, R)."""
-    return left if left.dim() == 2 else left.movedim(1, -1).reshape(-1, left.shape[1])
+    if left.numel() == left.shape[0] * left.shape[1]:
+        return left.flatten(1)
+    return left.movedim(1, -1).reshape(-1, left.shape[1])
 
 
 def _factors(matrix: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -56,10 +56,11 @@ def runs(size: int, rows: Tensor) -> tuple[int, int] | None:
     >>> runs(6, torch.tensor([0, 1])), runs(6, torch.tensor([0, 3])), runs(6, torch.tensor([0, 4]))
     ((6, 2), (3, 1), None)
     """
-    if not len(rows) or int(rows[0]):
+    count = rows.shape[0]
+    if count and rows[-1].item() == count - 1:  # they are sorted, so the first is 0
+        return size, count
+    if not count or rows[0].item():
         return None
-    if int(rows[-1]) == len(rows) - 1:
-        return size, len(rows)
     length = int((rows[1:] - rows[:-1] != 1).nonzero()[0]) + 1
     period = int(rows[length])
     expected = torch.arange(size, device=rows.device).view(-1, period)[:, :length] if size % period == 0 else rows[:0]

@@ -1,4 +1,9 @@
-"""Messages over Flower: a note as JSON text and tensors as safetensors blobs; nothing is pickled."""
+"""Messages over Flower: a note as JSON text and tensors as safetensors blobs; nothing is pickled.
+
+Flower transfers every record of a message, every array in it, and every piece of an array by a request of its own, and
+for small messages these requests are all that a message costs. So small blobs are in one record with the note, and
+only large ones are arrays: those are sent in pieces, and once for all messages with the same.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,9 @@ if (_missing := needs("a fleet", "fleet", "flwr")) is not None:
     raise ConfigError(_missing)
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+_SMALL_BYTES = 1 << 18
+_NOTE = "json"
 
 
 def packed(
@@ -33,29 +41,46 @@ def unpacked(content: RecordDict) -> tuple[Json, Tensors, Tensors]:
     return note_in(content), tensors, kept
 
 
-def record(blobs: Sequence[bytes]) -> ArrayRecord:
-    """The record of blobs; messages with equal blobs can share it."""
-    return ArrayRecord({f"{place:04d}": array(blob) for place, blob in enumerate(blobs)})
+def record(blobs: Sequence[bytes]) -> ArrayRecord | ConfigRecord:
+    """The record of blobs; messages with equal blobs can share it.
+
+    >>> [type(record([bytes(size)])).__name__ for size in (1000, 1_000_000)]
+    ['ConfigRecord', 'ArrayRecord']
+    """
+    named = {f"{place:04d}": blob for place, blob in enumerate(blobs)}
+    if sum(map(len, blobs)) <= _SMALL_BYTES:
+        return ConfigRecord({**named})
+    return ArrayRecord({name: array(blob) for name, blob in named.items()})
 
 
-def with_note(note: Json, blobs: ArrayRecord) -> RecordDict:
+def with_note(note: Json, blobs: ArrayRecord | ConfigRecord) -> RecordDict:
     """A message's content."""
-    return RecordDict({"arrays": blobs, "note": ConfigRecord({"json": json.dumps(note)})})
+    text = json.dumps(note)
+    if isinstance(blobs, ConfigRecord):
+        return RecordDict({"note": ConfigRecord({_NOTE: text, **blobs})})
+    return RecordDict({"arrays": blobs, "note": ConfigRecord({_NOTE: text})})
 
 
 def blobs_in(content: RecordDict) -> list[bytes]:
     """The blobs of a message, still unparsed; an error if anysize did not write the records."""
     try:
-        arrays = content["arrays"]
-        return [arrays[name].data for name in sorted(arrays)]  # type: ignore[union-attr]
+        if "arrays" in content:
+            arrays = content["arrays"]
+            return [arrays[name].data for name in sorted(arrays)]  # type: ignore[union-attr]
+        note = content["note"]
+        found = [note[name] for name in sorted(note) if name != _NOTE]
     except (KeyError, AttributeError, TypeError) as error:
         raise foreign(error) from None
+    blobs = [blob for blob in found if isinstance(blob, bytes)]
+    if len(blobs) < len(found):
+        raise AnysizeError("a message is not one of anysize's (its blobs are not bytes)")
+    return blobs
 
 
 def note_in(content: RecordDict) -> Json:
     """The note of a message; an error if anysize did not write it."""
     try:
-        note = parsed(str(content["note"]["json"]))
+        note = parsed(str(content["note"][_NOTE]))
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise foreign(error) from None
     if not isinstance(note, dict):

@@ -26,7 +26,7 @@ from anysize.errors import MethodError
 from anysize.methods.base import Method
 from anysize.methods.capabilities import Parted
 from anysize.methods.context import Context
-from anysize.methods.kit import checked, class_weights, first_tensors, sub_model, trained_parameters, width_key
+from anysize.methods.kit import checked, class_weights, first_tensors, sound, sub_model, trained_parameters, width_key
 from anysize.methods.messages import Client, ParameterGroup, SubModel, Update
 from anysize.methods.size import Size
 from anysize.methods.training import Batch, Step
@@ -91,10 +91,10 @@ class FedAvg(Method[FedAvgState], Parted):
         means = [
             context.average(state.networks[width_key(width)], context.axes.head) for width in self._widths(context)
         ]
-        for update in checked(context, updates):
+        for update in checked(context, updates, numbers=False):
             weight, classes = update.weight(context.tricks), class_weights(context, update)
             for i, mean in enumerate(means):
-                mean.add(under(f"{i}.", update.tensors), weight, classes=classes)
+                mean.add(under(f"{i}.", update.tensors), weight, classes=classes, look=sound(update))
         return FedAvgState({width_key(width): mean.result() for width, mean in zip(self._widths(context), means)})
 
     def customize(self, context: Context, state: FedAvgState, size: Size) -> nn.Module:

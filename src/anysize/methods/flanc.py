@@ -388,12 +388,12 @@ class FLANC(Method[FLANCState], Factored[FLANCState]):
 
 def orthogonality_loss(bases: Iterable[Tensor], form: str = "sum") -> Tensor:
     """Eq. (3), second term: the squared distance of each Gram matrix from the identity, summed over layers."""
-    total: Tensor | float = 0.0
+    terms = []
     for basis in bases:
         entries = distance_from_identity(basis).flatten()
         square = entries.dot(entries)
-        total = total + (square if form == "sum" else square / len(entries))
-    return torch.as_tensor(total)
+        terms.append(square if form == "sum" else square / len(entries))
+    return sum(terms[1:], start=terms[0]) if terms else torch.zeros(())
 
 
 def refactored(near: Tensors, weights: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:

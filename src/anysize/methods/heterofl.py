@@ -39,6 +39,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from anysize.elastic.axes import Index, Kept
 from anysize.elastic.scaling import folded, scaled
 from anysize.elastic.skeleton import fill
 from anysize.elastic.slicing import take
@@ -57,6 +58,7 @@ from anysize.methods.kit import (
     nested,
     nested_parts,
     parts_within,
+    sound,
     sub_model,
     trained_parameters,
     width_key,
@@ -142,7 +144,8 @@ class HeteroFL(Method[HeteroFLState], Parted):
     def aggregate(self, context: Context, state: HeteroFLState, updates: Iterable[Update]) -> HeteroFLState:
         mean = context.average(state.tensors, context.axes.head)
         own = {width: context.average(tensors, context.axes.head) for width, tensors in state.own.items()}
-        for update in checked(context, updates):
+        indices: dict[Kept, dict[str, Index]] = {}
+        for update in checked(context, updates, numbers=False):
             kept, weight, classes = (
                 context.axes.kept(update.width),
                 update.weight(context.tricks),
@@ -153,9 +156,11 @@ class HeteroFL(Method[HeteroFLState], Parted):
                 if width_key(update.width) not in own:
                     raise MethodError(f"heterofl: an update has width {update.width}; allowed: {', '.join(own)}")
                 rest = {name: tensor for name, tensor in tensors.items() if name not in state.tensors}
-                own[width_key(update.width)].add(rest, weight, classes=classes)
+                own[width_key(update.width)].add(rest, weight, classes=classes, look=sound(update))
                 tensors = {name: tensor for name, tensor in tensors.items() if name in state.tensors}
-            mean.add(tensors, weight, {name: context.axes.index(name, kept) for name in tensors}, classes)
+            if kept not in indices:
+                indices[kept] = {name: context.axes.index(name, kept) for name in tensors}
+            mean.add(tensors, weight, indices[kept], classes, look=sound(update))
         return HeteroFLState(mean.result(), {width: each.result() for width, each in own.items()})
 
     def customize(self, context: Context, state: HeteroFLState, size: Size) -> nn.Module:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -147,33 +147,65 @@ def class_weights(context: Context, update: Update) -> Tensor | None:
     return torch.tensor(update.classes, dtype=torch.float32)
 
 
-def checked(context: Context, updates: Iterable[Update]) -> Iterator[Update]:
+def checked(context: Context, updates: Iterable[Update], *, numbers: bool = True) -> Iterator[Update]:
     """The updates as they stream, each refused with its client's name if it cannot be averaged.
 
     That is: numbers that are not finite, a number of samples that is none, classes that the task has not.
     `context.average` refuses names and shapes that do not fit.
+
+    Args:
+        context: the server's.
+        updates: the updates.
+        numbers: whether to look at the numbers here; if not, `sound` must see every tensor that is averaged.
     """
     for update in updates:
-        problems = [
-            f"{name} with numbers that are not finite: lower training.learning_rate or set training.clip"
-            for name, tensor in update.tensors.items()
-            if not finite(tensor)
-        ]
-        samples, classes = update.samples, update.classes
-        told = samples is not None or context.tricks.weighting == "samples"
-        if told and (not isinstance(samples, int | float) or not 0 < samples < math.inf):
-            problems.append(f"samples = {samples!r}; a number above 0 is needed")
-        if classes is not None and (len(classes) != context.classes or not set(classes) <= {0, 1}):
-            problems.append(f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed")
-        if problems:
-            ticket = update.ticket
-            raise MethodError(f"round {ticket.round}: client {ticket.client} sent {'; '.join(problems)}")
+        if problems := list(_problems(context, update)):
+            _refuse(update, [*_not_finite(update), *problems])
+        if numbers and (problems := _not_finite(update)):
+            _refuse(update, problems)
         yield update
         del update  # its memory is free before the next one comes
+
+
+def sound(update: Update) -> Callable[[Tensor], None]:
+    """Refuses the update, with its client's name, as soon as it is given a tensor with numbers that are not finite.
+
+    An average that looks at a tensor and folds it in at once reads it from memory once.
+    """
+
+    def look(tensor: Tensor) -> None:
+        if not finite(tensor):
+            _refuse(update, _not_finite(update))
+
+    return look
+
+
+def _problems(context: Context, update: Update) -> Iterator[str]:
+    """What is wrong with an update besides its numbers."""
+    samples, classes = update.samples, update.classes
+    told = samples is not None or context.tricks.weighting == "samples"
+    if told and (not isinstance(samples, int | float) or not 0 < samples < math.inf):
+        yield f"samples = {samples!r}; a number above 0 is needed"
+    if classes is not None and (len(classes) != context.classes or not set(classes) <= {0, 1}):
+        yield f"classes = {classes!r}; a 0 or 1 for each of the {context.classes} classes is needed"
+
+
+def _not_finite(update: Update) -> list[str]:
+    return [
+        f"{name} with numbers that are not finite: lower training.learning_rate or set training.clip"
+        for name, tensor in update.tensors.items()
+        if not finite(tensor)
+    ]
+
+
+def _refuse(update: Update, problems: Sequence[str]) -> NoReturn:
+    ticket = update.ticket
+    raise MethodError(f"round {ticket.round}: client {ticket.client} sent {'; '.join(problems)}")
 
 
 def finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite, by one sum: it is finite if they are; an overflow counts as not finite."""
     if not tensor.is_floating_point():
         return True
-    return math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item())
+    narrow = tensor.element_size() < 4
+    return math.isfinite((tensor.sum(dtype=torch.float32) if narrow else tensor.sum()).item())

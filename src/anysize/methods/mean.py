@@ -51,6 +51,7 @@ class Average(ABC):
         index: Mapping[str, Index] | None = None,
         classes: Tensor | None = None,
         held: Mapping[str, Tensor] | None = None,
+        look: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Take one client's tensors.
 
@@ -60,11 +61,14 @@ class Average(ABC):
             index: per tensor and axis, which entries were sent; None for whole tensors.
             classes: a factor per class on the weight of the classifier's rows.
             held: for tensors that the client holds in part, a mask of their shape with the entries that it holds.
+            look: called with each tensor before it is taken; raises if it must not be.
         """
         self._begin()
         for name, tensor in tensors.items():
             at = index[name] if index is not None else ()
             self._check(name, tensor, at)
+            if look is not None:
+                look(tensor)
             self._take(name, tensor, at, weight, classes, None if held is None else held.get(name))
 
     def _begin(self) -> None:
@@ -85,8 +89,9 @@ class Average(ABC):
         """Refuse a tensor that does not fit: an axis of size one would otherwise broadcast silently."""
         if name not in self._before:
             raise MethodError(f"an update holds '{name}', which the state does not hold")
-        full = self._before[name].shape
-        shape = tuple(size if rows is None else len(rows) for size, rows in zip_longest(full, at))
+        shape = tuple(self._before[name].shape)
+        if any(rows is not None for rows in at):
+            shape = tuple(size if rows is None else rows.shape[0] for size, rows in zip_longest(shape, at))
         if tensor.shape != shape:
             raise MethodError(f"an update's '{name}' has shape {tuple(tensor.shape)}; expected {shape}")
         if tensor.is_floating_point() != self._before[name].is_floating_point():
@@ -206,7 +211,7 @@ class StreamingMean(Average):
             else:
                 rows = Rows(whole, weight.new_zeros(()) if total is None else total.reshape(()))
             after, ranges = rows.added(part, weight)
-            return after, [(at, _factor(weight, weights)) for at, weights in ranges]
+            return after, [(at, _single(_factor(weight, weights))) for at, weights in ranges]
 
         self._weight[name], moves = self._once((total, share), forms, step)
         mean, sent = self._open(name).view(whole), tensor.reshape(part)
@@ -317,6 +322,12 @@ def _tuples(forms: tuple[list[int], list[int]] | None) -> Forms | None:
 def _factor(share: Tensor, total: Tensor) -> Tensor:
     """w / W; zero where the weight is zero."""
     return share / total.clamp_min(torch.finfo(total.dtype).tiny)
+
+
+def _single(factor: Tensor) -> Tensor:
+    """One number if all are the same, which is read once instead of for every row; the bits are those of all."""
+    first = factor.flatten()[0]
+    return first if bool((factor == first).all()) else factor
 
 
 def _move(mean: Tensor, tensor: Tensor, factor: Tensor) -> None:
