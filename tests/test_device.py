@@ -292,7 +292,7 @@ def test_more_classes_than_the_data_shows_can_be_declared() -> None:
 _TRIES = """
 import sys
 from anysize.deploy import process
-process.main("footprint", [sys.argv[1], "0.5"])
+process.main("trial", [sys.argv[1], "0.5"])
 print([name for name in ("torch._dynamo.utils", "sympy.core") if name in sys.modules])
 import torch, torch._dynamo.utils, sympy.logic.boolalg
 print(torch.compile(lambda x: x + 1, backend="eager", dynamic=True)(torch.ones(2)))

@@ -168,5 +168,5 @@ def test_a_process_that_fails_says_why(board: Path, monkeypatch: pytest.MonkeyPa
     board.write_text(board.read_text().replace("example:digits", "example:nothing"))
     with pytest.raises(ConfigError, match=r"capacity 0.5: the process that tried it failed: .*nothing"):
         peak_bytes(board, 0.5)
-    monkeypatch.setattr(footprint, "_STATUS", Path("/nowhere"))
+    monkeypatch.setattr(footprint, "STATUS", Path("/nowhere"))
     assert peak_bytes(board, 0.5) is None

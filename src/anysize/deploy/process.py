@@ -1,4 +1,4 @@
-"""The processes of a device: `python -m anysize.deploy.process worker SETTINGS`, or `footprint FILE CAPACITY`.
+"""The processes of a device: `python -m anysize.deploy.process worker SETTINGS`, or `trial FILE CAPACITY`.
 
 Both start without PyTorch's compiler and its package for algebra, of which a device needs neither: 70 MB of memory.
 """
