@@ -55,23 +55,25 @@ def load(device, devices):
 
 def test_a_server_killed_in_a_round_goes_on_and_ends_in_the_bits_of_an_unbroken_run(tmp_path: Path) -> None:
     home = tmp_path / "fleet"
-    with loopback.Loopback(home, loopback.experiment(rounds=5, min_clients=4), NAMES) as fleet:
+    with loopback.Loopback(home, loopback.experiment(rounds=8, min_clients=4), NAMES) as fleet:
         fleet.serve()
         fleet.join()
         fleet.run()
-        fleet.wait(lambda: len(fleet.rounds("fleet")) == 2, 180, "run")
-        time.sleep(2)  # the third round has begun
+        fleet.wait(lambda: len(fleet.rounds("fleet")) >= 2, 180, "run")
+        time.sleep(0.3)  # the next round has begun
         kill_tree(fleet.pid("server"))
         fleet.kill("run", signal.SIGKILL)
         fleet.wait(lambda: not named(home, "flwr-serverapp"), 30, "cam")
-        assert len(fleet.rounds("fleet")) == 2
+        done = len(fleet.rounds("fleet"))
+        assert 2 <= done < 8
         fleet.serve()
         fleet.run("--resume")
         said = fleet.finished()
         events = fleet.events("fleet")
-    assert "5 rounds" in said
-    assert [event["round"] for event in events if event["event"] == "resume"] == [2]
-    assert [event["round"] for event in events if event["event"] == "round"] == [1, 2, 3, 4, 5]
+    assert "8 rounds" in said
+    (resumed,) = [event["round"] for event in events if event["event"] == "resume"]
+    assert resumed in (done, done - 1)  # the log may be a round ahead of the checkpoint
+    assert [event["round"] for event in events if event["event"] == "round"] == [*range(1, 9)]
     assert not any(event.get("missing") for event in events)
     assert loopback.left_behind(home) == []
     there = az.load(home / "runs" / "fleet")
@@ -108,11 +110,8 @@ def test_a_killed_device_a_liar_and_a_stranger_cost_their_own_updates_alone(tmp_
 
 
 BAD_LINE = """
-import sys
+from anysize.deploy import example, worker
 
-from anysize.deploy import example
-
-worker = sys.modules["__main__"]  # the process that speaks with the server
 worker.AGAIN = (0.1, 0.1)
 deliver, fetched, open_ = worker.Node._deliver, worker.Node._fetched, []
 
@@ -135,8 +134,7 @@ def send(self, reply):
     return deliver(self, reply)
 
 
-if hasattr(worker, "Node"):
-    worker.Node._fetched, worker.Node._deliver = fetch, send
+worker.Node._fetched, worker.Node._deliver = fetch, send
 
 
 def load(device, devices):
