@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -25,12 +25,13 @@ from anysize.deploy import (
     worker,  # noqa: F401 - an idle worker has imported all that it needs
 )
 from anysize.deploy.affordable import Costs
+from anysize.deploy.check import checked
 from anysize.deploy.folder import EXPERIMENT
 from anysize.deploy.footprint import STATUS
 from anysize.elastic.skeleton import weightless
 from anysize.engines.flower_records import blobs_in, packed
 from anysize.engines.service import ClientService
-from anysize.errors import told
+from anysize.errors import ConfigError, told
 from anysize.experiment.experiment import Experiment
 from anysize.experiment.sizes import sized
 from anysize.methods.capabilities import OnBase
@@ -51,6 +52,8 @@ def _tried(file: Path, capacity: float) -> int:
     """The peak of this process, which has done nothing before, above what it holds once it has imported the worker."""
     idle = _resident("VmRSS")
     hold_memory()
+    with suppress(ConfigError):  # if no size fits by what is predicted, it is still measured
+        checked(file)  # as a worker does before it joins
     device = device_file.load(file)
     config = configs.load(device.path(EXPERIMENT))
     short = config.training.model_copy(update={"local_steps": _STEPS, "local_epochs": None})
@@ -60,7 +63,14 @@ def _tried(file: Path, capacity: float) -> int:
         context = experiment.context_for((sized(experiment.method, experiment.context_for(()), capacity),)).for_client()
         service = ClientService(context, experiment.method, lambda client: share, experiment.blamed, sends=True)
         experiment.forget_weights()
-    message = Costs(context, experiment.method, experiment.example).message(context.sizes[0], "train")
+    costs, size = Costs(context, experiment.method, experiment.example), context.sizes[0]
+    for job in (*("train",) * _MESSAGES, *(("evaluate",) if share.held_out is not None else ())):
+        _answered(service, costs.message(size, job))
+    return _resident("VmHWM") - idle
+
+
+def _answered(service: ClientService, message: SubModel) -> None:
+    """A message comes in the pieces of Flower's, and its answer goes in such pieces."""
     random = torch.Generator().manual_seed(0)
     numbers = {name: _numbers(tensor, random) for name, tensor in message.tensors.items()}
     sent = packed({}, numbers)
@@ -73,13 +83,11 @@ def _tried(file: Path, capacity: float) -> int:
         def pull(name: str) -> bytes:
             return Path(home, name).read_bytes()
 
-        for _ in range(_MESSAGES):
-            came = pull_and_inflate_object_from_tree(tree, pull, lambda name: None, return_type=RecordDict)
-            update = service.answer(SubModel(load(blobs_in(came)[0])[0], message.ticket))
-            del came
-            left = get_all_nested_objects(packed({}, update.tensors))
-            push_objects(left, lambda name, content: None)
-    return _resident("VmHWM") - idle
+        came = pull_and_inflate_object_from_tree(tree, pull, lambda name: None, return_type=RecordDict)
+        update = service.answer(SubModel(load(blobs_in(came)[0])[0], message.ticket))
+        del came
+        left = get_all_nested_objects(packed({}, update.tensors))
+        push_objects(left, lambda name, content: None)
 
 
 def _numbers(tensor: Tensor, random: torch.Generator) -> Tensor:
