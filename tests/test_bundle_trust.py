@@ -144,6 +144,10 @@ def test_a_note_that_does_not_unpack_to_an_object_is_refused(tmp_path: Path, nam
             LOADERS[name](path, verify=verify)
 
 
+HUGE = 1e37
+"""Near the largest number of single precision the order of a sum decides whether it is infinite."""
+
+
 def finite(content: bytes) -> bool:
     header, _, data = parts_of(content)
     begin, end = header["small"]["data_offsets"]
@@ -167,7 +171,10 @@ def test_other_weights_are_what_the_bytes_say_or_refused_if_they_are_not_finite(
             assert not finite(blob)
             continue
         assert finite(blob)
-        np.testing.assert_allclose(outputs, said(blob), rtol=1e-3, atol=1e-4)
+        expected = said(blob)
+        huge = ~((np.abs(outputs) < HUGE) & (np.abs(expected) < HUGE))  # numbers that are none are here too
+        np.testing.assert_allclose(outputs[~huge], expected[~huge], rtol=1e-3, atol=1e-4)
+        assert not any((np.abs(found[huge]) < HUGE / 10).any() for found in (outputs, expected))
     header, note, data = parts_of(content)
     begin = header["small"]["data_offsets"][0]
     for bad in (float("nan"), float("inf"), -float("inf")):
