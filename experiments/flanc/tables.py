@@ -73,15 +73,15 @@ def rows(name: str, **where: str) -> list[dict[str, str]]:
 
 def paper() -> str:
     """Table 1: the paper's figure and ours, or a dash, in every cell."""
-    heads = [f"{split}: {title}" if not at else title for split in SPLITS for at, title in _numbered(METHODS)]
+    heads = [f"{split}: {title}" if not at else title for split in SPLITS for at, title in enumerate(METHODS.values())]
     lines = _head(["data", "width", *heads])
     for data, figures in PAPER.items():
-        for at, width in _numbered((*WIDTHS, "mean")):
+        for at, width in enumerate((*WIDTHS, "mean")):
             cells = []
             for split in SPLITS:
                 for method in METHODS:
                     own = [row for row in rows(OURS.get(data, ""), method=method) if SETTINGS[row["setting"]] == split]
-                    ours = _values(own, "accuracy").get(width)
+                    ours = _values(own, "accuracy", 1 if data == PERPLEXITY else 100).get(width)
                     digits = 2 if data == PERPLEXITY else 1
                     theirs = f"{figures[f'{split} {method}'][at]:.{digits}f}"
                     cells.append(f"{theirs} / {_spread(ours, digits) if ours else '–'}")
@@ -97,7 +97,7 @@ def comparison(name: str, setting: str) -> str:
     lines = _head(["method", "paper, mean", "last round, mean", *sizes, "best, mean"])
     methods = dict.fromkeys(row["method"] for row in found)
     last = {method: _values([row for row in found if row["method"] == method], "accuracy", scale) for method in methods}
-    for method in sorted(methods, key=lambda method: -mean(last[method]["mean"]) * scale):
+    for method in sorted(methods, key=lambda method: mean(last[method]["mean"]), reverse=scale > 1):
         best = _values([row for row in found if row["method"] == method], "best", scale)
         theirs = PAPER[LIKE[name]].get(f"{SETTINGS.get(setting)} {SAME.get(method, method)}") if name in LIKE else None
         digits = 1 if scale > 1 else 2
@@ -121,7 +121,7 @@ def _scale(name: str) -> int:
     return 1 if LIKE.get(name) == PERPLEXITY else 100
 
 
-def _values(found: Sequence[Mapping[str, str]], column: str, scale: int = 100) -> dict[str, list[float]]:
+def _values(found: Sequence[Mapping[str, str]], column: str, scale: int) -> dict[str, list[float]]:
     """By size, and of the mean of the sizes: a figure for every seed."""
     seeds = sorted({row["seed"] for row in found})
     values = {
@@ -136,10 +136,6 @@ def _values(found: Sequence[Mapping[str, str]], column: str, scale: int = 100) -
 def _spread(values: Sequence[float], digits: int) -> str:
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{spread}"
-
-
-def _numbered(words: Sequence[str] | Mapping[str, str]) -> list[tuple[int, str]]:
-    return list(enumerate(words.values() if isinstance(words, Mapping) else words))
 
 
 def _head(titles: Sequence[str]) -> list[str]:

@@ -9,10 +9,12 @@ import json
 import sys
 import tempfile
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 from torch import Tensor
@@ -35,7 +37,7 @@ from anysize.errors import ConfigError, told
 from anysize.experiment.experiment import Experiment
 from anysize.experiment.sizes import sized
 from anysize.methods.capabilities import OnBase
-from anysize.methods.messages import SubModel
+from anysize.methods.messages import SubModel, Ticket
 from anysize.wire import load
 
 _STEPS = 4  # the heap still grows in the second and third step
@@ -64,30 +66,39 @@ def _tried(file: Path, capacity: float) -> int:
         service = ClientService(context, experiment.method, lambda client: share, experiment.blamed, sends=True)
         experiment.forget_weights()
     costs, size = Costs(context, experiment.method, experiment.example), context.sizes[0]
-    for job in (*("train",) * _MESSAGES, *(("evaluate",) if share.held_out is not None else ())):
-        _answered(service, costs.message(size, job))
+    with tempfile.TemporaryDirectory() as home:
+        jobs = ("train", "evaluate") if share.held_out is not None else ("train",)
+        train, *others = [_Parts.of(costs.message(size, job), Path(home, job)) for job in jobs]
+        for message in (*(train,) * _MESSAGES, *others):
+            update = service.answer(message.put_together())
+            push_objects(get_all_nested_objects(packed({}, update.tensors)), lambda name, content: None)
+            del update
     return _resident("VmHWM") - idle
 
 
-def _answered(service: ClientService, message: SubModel) -> None:
-    """A message comes in the pieces of Flower's, and its answer goes in such pieces."""
-    random = torch.Generator().manual_seed(0)
-    numbers = {name: _numbers(tensor, random) for name, tensor in message.tensors.items()}
-    sent = packed({}, numbers)
-    tree = get_object_tree(sent)
-    with tempfile.TemporaryDirectory() as home:
+@dataclass(frozen=True)
+class _Parts:
+    """A message as Flower transfers it: its parts in a folder."""
+
+    folder: Path
+    tree: ObjectTree
+    ticket: Ticket
+
+    @classmethod
+    def of(cls, message: SubModel, folder: Path) -> _Parts:
+        random = torch.Generator().manual_seed(0)
+        sent = packed({}, {name: _numbers(tensor, random) for name, tensor in message.tensors.items()})
+        folder.mkdir()
         for name, part in get_all_nested_objects(sent).items():
-            Path(home, name).write_bytes(part.deflate())
-        del numbers, sent, part
+            (folder / name).write_bytes(part.deflate())
+        return cls(folder, get_object_tree(sent), message.ticket)
 
+    def put_together(self) -> SubModel:
         def pull(name: str) -> bytes:
-            return Path(home, name).read_bytes()
+            return (self.folder / name).read_bytes()
 
-        came = pull_and_inflate_object_from_tree(tree, pull, lambda name: None, return_type=RecordDict)
-        update = service.answer(SubModel(load(blobs_in(came)[0])[0], message.ticket))
-        del came
-        left = get_all_nested_objects(packed({}, update.tensors))
-        push_objects(left, lambda name, content: None)
+        came = pull_and_inflate_object_from_tree(self.tree, pull, lambda name: None, return_type=RecordDict)
+        return SubModel(load(blobs_in(came)[0])[0], self.ticket)
 
 
 def _numbers(tensor: Tensor, random: torch.Generator) -> Tensor:
